@@ -4,6 +4,7 @@
 //! what it should be; afterwards the pool is checked. A seed gives the same operations every time. The weights are in
 //! `xtask/fsx.toml` and `xtask/fsx-direct.toml`. Everything happens in mount and process namespaces of its own.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -62,10 +63,26 @@ pub fn soak(ops: u64) -> Result<()> {
     run_on(&suite::program(None)?, ops, &SEEDS).map(drop)
 }
 
-/// What the tests run: `ops` operations for each of so many seeds. Gives the number of runs that passed; `None`: it cannot be run here, and that has been
-/// said.
-pub fn test(program: &Path, ops: u64, seeds: usize) -> Result<Option<u64>> {
-    run_on(program, ops, &SEEDS[..seeds.min(SEEDS.len())])
+/// What [`run`] does with its defaults, where it can be done. Gives the number of runs that passed; `None`: it cannot be run
+/// here, and that has been said.
+pub fn test(program: &Path) -> Result<Option<u64>> {
+    run_on(program, OPS, &SEEDS)
+}
+
+/// Some operations of one seed, for the tests; the rest as [`test`].
+pub fn test_briefly(program: &Path, ops: u64) -> Result<Option<u64>> {
+    run_on(program, ops, &SEEDS[..1])
+}
+
+/// The words that have this program do what [`run`] does with its defaults, on `program`.
+pub fn words(program: &Path) -> Vec<OsString> {
+    ["fsx".into(), "--program".into(), program.into()].into()
+}
+
+/// How many runs passed, by a line that [`run`] has printed; `None`: it says something else.
+pub fn passed_in(line: &str) -> Option<u64> {
+    let (passed, rest) = line.strip_prefix(SUITE.name)?.split_once(": ")?.1.split_once(' ')?;
+    rest.starts_with("runs of ").then(|| passed.parse().ok())?
 }
 
 fn run_on(program: &Path, ops: u64, seeds: &[u64]) -> Result<Option<u64>> {
@@ -94,13 +111,31 @@ fn run_on(program: &Path, ops: u64, seeds: &[u64]) -> Result<Option<u64>> {
     let limit = LIMIT_PER_10_000 * (1 + (runs * ops / 10_000) as u32);
     process::run("fsx on VarveFS, as it is and with direct I/O", &mut command, limit)?;
     let passed = fs::read_to_string(scratch.0.join("passed")).unwrap_or_default().lines().count() as u64;
-    println!(
-        "fsx {}: {passed} runs of {ops} operations passed in {} s",
-        SUITE.version,
-        began.elapsed().as_secs()
-    );
+    println!("{}", summary(passed, ops, began.elapsed()));
     if passed != runs {
         bail!("{runs} runs of fsx were wanted, and {passed} passed");
     }
     Ok(Some(passed))
+}
+
+/// What is said of runs that passed.
+fn summary(passed: u64, ops: u64, took: Duration) -> String {
+    let Suite { name, version, .. } = SUITE;
+    format!("{name} {version}: {passed} runs of {ops} operations passed in {} s", took.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: runs that passed are counted, and nothing else is. Method: the line that says so, and others of such a run.
+    #[test]
+    fn runs_that_passed_are_told_by_their_line() {
+        assert_eq!(passed_in(&summary(6, 100_000, Duration::from_secs(90))), Some(6));
+        for line in
+            ["", "fsx", "== fsx on VarveFS", "fsx has not run", "fsx 0.3.2: some runs of 5 operations passed"]
+        {
+            assert_eq!(passed_in(line), None, "{line}");
+        }
+    }
 }

@@ -4,6 +4,7 @@
 //! program that goes on. What each prints is kept in a file and shown as a whole when it has ended.
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -15,10 +16,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::process::{self, cargo, target_dir};
+use crate::process::{self, cargo, root, target_dir};
 
 /// Programs whose tests take longest, in this order: they begin first, so that no processor waits for them at the end.
-const LONGEST: [&str; 6] = ["mounted", "crash", "control", "small", "varve_engine", "varve_fs"];
+const LONGEST: [&str; 7] = ["mounted", "crash", "fsx", "control", "small", "varve_engine", "varve_fs"];
 
 /// A test program.
 #[derive(Debug, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub struct Program {
     /// As cargo calls it.
     name: String,
     path: PathBuf,
+    /// What follows its path.
+    words: Vec<OsString>,
     /// Of its package, where it is run.
     directory: PathBuf,
     /// Mounts are to go through rings, and to fail if they do not.
@@ -41,9 +44,16 @@ impl Program {
         Some(Program {
             name: message["target"]["name"].as_str()?.to_owned(),
             path: path.into(),
+            words: Vec::new(),
             directory: Path::new(message["manifest_path"].as_str()?).parent()?.to_owned(),
             through_rings: false,
         })
+    }
+
+    /// This program itself, to do what `words` say.
+    pub fn ours(name: &str, words: Vec<OsString>) -> Result<Program> {
+        let path = std::env::current_exe().context("cannot find this program")?;
+        Ok(Program { name: name.to_owned(), path, words, directory: root(), through_rings: false })
     }
 
     fn rank(&self) -> usize {
@@ -58,7 +68,7 @@ impl Program {
     /// As cargo runs it, with what it prints going to `log`.
     fn command(&self, log: &File) -> Result<Command> {
         let mut command = Command::new(&self.path);
-        command.current_dir(&self.directory).env("CARGO_MANIFEST_DIR", &self.directory);
+        command.args(&self.words).current_dir(&self.directory).env("CARGO_MANIFEST_DIR", &self.directory);
         if self.through_rings {
             command.env("VARVE_TEST_RINGS", "1");
         }
@@ -71,7 +81,7 @@ impl Program {
     }
 }
 
-/// Builds all test programs of the workspace, and what they run; the longest come first.
+/// Builds all test programs of the workspace, and what they run.
 pub fn build(limit: Duration) -> Result<Vec<Program>> {
     let mut programs = Vec::new();
     let mut command = cargo();
@@ -85,7 +95,6 @@ pub fn build(limit: Duration) -> Result<Vec<Program>> {
     if programs.is_empty() {
         bail!("cargo has built no test program");
     }
-    programs.sort_by_key(Program::rank);
     Ok(programs)
 }
 
@@ -100,10 +109,10 @@ pub fn through_rings(programs: Vec<Program>) -> Vec<Program> {
     of_mount.map(|program| Program { through_rings: true, ..program }).collect()
 }
 
-/// Runs them, `lanes` at a time, and gives all that one of them has printed to `each` when it has ended. Whether all went well;
+/// Runs them, the longest first, `lanes` at a time, and gives all that one of them has printed to `each` when it has ended. Whether all went well;
 /// one that did not keeps none from running.
 pub fn run(
-    programs: Vec<Program>,
+    mut programs: Vec<Program>,
     lanes: usize,
     limit: Duration,
     each: impl FnMut(&str) + Send,
@@ -111,6 +120,7 @@ pub fn run(
     let logs = target_dir().join("test-output");
     fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
     let began = Instant::now();
+    programs.sort_by_key(Program::rank);
     let (count, waiting) =
         (programs.len(), Mutex::new(VecDeque::from_iter(programs.into_iter().enumerate())));
     println!(
@@ -181,6 +191,7 @@ mod tests {
         let program = Program {
             name: "varve_fs".into(),
             path: "/t/varve_fs-1".into(),
+            words: Vec::new(),
             directory: "/w/crates/fs".into(),
             through_rings: false,
         };
@@ -206,6 +217,7 @@ mod tests {
             Program {
                 name: format!("of-xtask-{script}"),
                 path,
+                words: Vec::new(),
                 directory: target_dir(),
                 through_rings: false,
             }
@@ -230,6 +242,7 @@ mod tests {
         let missing = Program {
             name: "of-xtask-missing".into(),
             path: "/nonexistent/program".into(),
+            words: Vec::new(),
             directory: "/".into(),
             through_rings: false,
         };

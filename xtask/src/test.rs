@@ -1,11 +1,13 @@
 //! `cargo xtask test`: every test there is, and one last line that says how many passed.
 
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
 use crate::process::{can_mount, cargo, run_lines, target_dir};
+use crate::programs::Program;
 use crate::suite::root_can_mount;
 use crate::{fsx, packages, pjdfstest, programs, rings};
 
@@ -57,7 +59,11 @@ pub fn run(args: &TestArgs) -> Result<()> {
     let began = Instant::now();
     // At full size machines are measured: nothing else runs beside that.
     let well = if args.rest.is_empty() && !args.full {
-        let programs = programs::build(limit)?;
+        let mut programs = programs::build(limit)?;
+        if root_can_mount() {
+            // Half of the time it waits, as they do.
+            programs.push(Program::ours("fsx", fsx::words(&program_built()))?);
+        }
         let well = thread::scope(|scope| {
             // Half of what waits for a device leaves a processor to it.
             let installing = scope.spawn(install_suites);
@@ -86,7 +92,11 @@ pub fn run(args: &TestArgs) -> Result<()> {
     }
     let mut well = well;
     if args.rest.is_empty() {
-        suites(&mut totals, fsx::OPS, fsx::SEEDS.len())?;
+        pjdfstest(&mut totals)?;
+        // Else it was one of the programs.
+        if args.full || !root_can_mount() {
+            totals.passed += fsx::test(&program_built())?.unwrap_or(0);
+        }
         if mount {
             // Once more, as the kernel speaks to the mount where that is switched on.
             let again = rings::with(|| {
@@ -94,7 +104,8 @@ pub fn run(args: &TestArgs) -> Result<()> {
                 let programs = programs::through_rings(programs::build(limit)?);
                 let well = programs::run(programs, LANES, limit, |text| totals.add_program(text))?;
                 // What differs is how requests arrive: some operations of one seed show that.
-                suites(&mut totals, OPS_THROUGH_RINGS, 1)?;
+                pjdfstest(&mut totals)?;
+                totals.passed += fsx::test_briefly(&program_built(), OPS_THROUGH_RINGS)?.unwrap_or(0);
                 Ok(well)
             })?;
             well &= again.unwrap_or(true);
@@ -124,16 +135,17 @@ fn install_suites() {
     }
 }
 
-/// The suites of others, on mounts of the program that cargo has built for the tests; fsx with so many operations for each of so many
-/// seeds.
-fn suites(totals: &mut Totals, ops: u64, seeds: usize) -> Result<()> {
-    let program = target_dir().join("debug").join("varve");
-    if let Some(counts) = pjdfstest::run_on(&program)? {
+/// The program that cargo has built for the tests, which the suites of others mount with.
+fn program_built() -> PathBuf {
+    target_dir().join("debug").join("varve")
+}
+
+fn pjdfstest(totals: &mut Totals) -> Result<()> {
+    if let Some(counts) = pjdfstest::run_on(&program_built())? {
         totals.passed += counts.passed;
         totals.failed += counts.failed;
         totals.ignored += counts.skipped;
     }
-    totals.passed += fsx::test(&program, ops, seeds)?.unwrap_or(0);
     Ok(())
 }
 
@@ -155,6 +167,9 @@ impl Totals {
 
     /// Takes in one line of output; those that sum up a test program count.
     fn add(&mut self, line: &str) {
+        if self.depth == 0 {
+            self.passed += fsx::passed_in(line).unwrap_or(0);
+        }
         if line.starts_with(ANNOUNCED) {
             self.depth = 0;
         }
