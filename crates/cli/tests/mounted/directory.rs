@@ -134,7 +134,7 @@ fn a_million_names_in_one_directory() {
     let test = "a_million_names_in_one_directory";
     let names = scale("VARVE_TEST_NAMES", 20_000, 1_000_000) / SMALL_NAMES * SMALL_NAMES;
     let dirs = 1 + names / SMALL_NAMES;
-    let rounds = scale("VARVE_TEST_ROUNDS", 2, 3);
+    let rounds = scale("VARVE_TEST_ROUNDS", 1, 3);
     // At small size other tests run on the same processors, and times swing by several times. A cost in proportion to
     // the directory would be a ratio of 20.
     let (in_process, mounted) = if is_full() { (3.0, 1.5) } else { (10.0, 10.0) };

@@ -11,7 +11,7 @@ use crate::writeback::{Group, Ride};
 const FILES: usize = 3;
 const STEPS: u64 = 60;
 /// Workloads, each in a pool of its own; `VARVE_ACCEPTED_SEEDS` sets another.
-const SEEDS: u64 = 600;
+const SEEDS: u64 = 300;
 
 /// Each page that waits has its block, and no file has more.
 pub(super) fn look(f: &Fixture, inodes: &[InodeId], what: &str) {

@@ -421,7 +421,7 @@ fn names_are_passed_once() {
 // its own lose a name that they have beside it; names that are passed, counted; paths are those that a look at each finds.
 #[test]
 fn names_that_went_are_passed_once() {
-    const FILES: usize = 20_000;
+    const FILES: usize = 9_000;
     let f = Fixture::new(256 * MIB);
     let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
     let snapshot = |name: &str| f.fs.snapshot(sub, ROOT, name.as_bytes(), true, false).unwrap();

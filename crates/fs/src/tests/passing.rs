@@ -230,7 +230,7 @@ fn a_subvolume_is_moved_or_not() {
 }
 
 // Goal: a check says nothing about what it has not read. Method: a sound pool of more nodes than stay in memory, while one
-// read of 97 fails: an error, or what the engine says of the block.
+// read of 197 fails: an error, or what the engine says of the block.
 #[test]
 fn a_check_concludes_nothing_from_a_read_that_fails() {
     let (device, ()) = closed(|fs| {
@@ -249,7 +249,7 @@ fn a_check_concludes_nothing_from_a_read_that_fails() {
     let mut refused = std::cell::Cell::new(0);
     at_some_reads(
         &device,
-        97,
+        197,
         (ONCE, Fault::Error),
         |fs| fs.check(true),
         |_, came, when| match came {

@@ -8,7 +8,13 @@ use crate::{MIB, assert_sound, quiet};
 
 /// `len` bytes that depend on `seed`.
 fn bytes(seed: u8, len: u64) -> Vec<u8> {
-    (0..len).map(|i| (i / 7) as u8 ^ (i >> 12) as u8 ^ seed).collect()
+    // This crate is not optimised: pages of a pattern are copied, and their numbers put in.
+    let page: Vec<u8> = (0..4096).map(|i| (i / 7) as u8 ^ seed).collect();
+    let mut all = page.repeat(len as usize / 4096);
+    all.chunks_exact_mut(4096)
+        .zip(0u64..)
+        .for_each(|(page, number)| page[..8].copy_from_slice(&number.to_le_bytes()));
+    all
 }
 
 // Goal: what was deleted takes no space below the pool any more, and what is there is as it was, also after a power cut right

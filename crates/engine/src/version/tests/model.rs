@@ -55,14 +55,14 @@ fn run_all(seeds: std::ops::Range<u64>) {
 /// plain map of blocks a holder, loses and leaks no block, and leaves exactly what somebody sees. Method: random steps beside the model, all compared after each.
 #[test]
 fn beside_a_naive_model() {
-    run_all(0..300);
+    run_all(0..200);
 }
 
 /// Goal and method as above, twenty times as long.
 #[test]
 #[ignore = "takes minutes; for changes of this module"]
 fn beside_a_naive_model_for_long() {
-    run_all(300..6000);
+    run_all(200..6000);
 }
 
 /// Goal: the model catches what it is for. Method: plant each error; one of the first seeds must fail.
