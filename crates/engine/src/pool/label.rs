@@ -214,10 +214,26 @@ impl Newer {
     }
 }
 
-/// The newest valid superblock on any device. Whether there is a newer one is not known if a device fails to read both slots of the next
-/// generation. One that cannot be read beside one that can is as good as one that was torn.
-pub fn newest_superblock(devices: &[Arc<dyn Device>], labels: &[Label]) -> Result<(Superblock, Newer)> {
-    let mut best: Option<Superblock> = None;
+/// What a look at one of the two slots of a superblock has found.
+pub enum Slot {
+    /// That superblock.
+    Holds,
+    /// Something else, or nothing.
+    Differs,
+    /// The device has failed.
+    Unread(DeviceError),
+}
+
+/// What was found, of each device, in the two slots of the newest superblock.
+pub type NewestSlots = Vec<[Slot; 2]>;
+
+/// The newest valid superblock on any device, and where it was found. Whether there is a newer one is not known if a device fails to read
+/// both slots of the next generation. One that cannot be read beside one that can is as good as one that was torn.
+pub fn newest_superblock(
+    devices: &[Arc<dyn Device>],
+    labels: &[Label],
+) -> Result<(Superblock, NewestSlots, Newer)> {
+    let mut valid: Vec<(usize, u64, Superblock)> = Vec::new();
     let (mut why, mut unreadable) = (None, Vec::new());
     let mut slot = AlignedBuf::new(SLOT_BYTES as usize);
     for (device_index, (device, label)) in devices.iter().zip(labels).enumerate() {
@@ -232,13 +248,13 @@ pub fn newest_superblock(devices: &[Arc<dyn Device>], labels: &[Label]) -> Resul
             }
             match decode_slot(&slot) {
                 Ok(s) if s.pool_id != label.pool_id => {}
-                Ok(s) if best.as_ref().is_some_and(|b| b.generation >= s.generation) => {}
-                Ok(s) => best = Some(s),
+                Ok(s) => valid.push((device_index, i, s)),
                 Err(e) => why = Some(e),
             }
         }
     }
-    let Some(best) = best else {
+    // Of several the first.
+    let Some(best) = valid.iter().rev().map(|(.., s)| s).max_by_key(|s| s.generation).cloned() else {
         if let Some((.., e)) = unreadable.pop() {
             return Err(e.into());
         }
@@ -313,7 +329,14 @@ pub fn newest_superblock(devices: &[Arc<dyn Device>], labels: &[Label]) -> Resul
         )
     };
     let newer = Newer(newer.map(|(.., e)| why(e)));
-    Ok((best, newer))
+    let at = best.generation % SLOTS_PER_END;
+    let look = |device: usize, i: u64| match unread(device, i) {
+        Some((.., e)) => Slot::Unread(e.clone()),
+        None if valid.iter().any(|(d, j, s)| (*d, *j) == (device, i) && *s == best) => Slot::Holds,
+        None => Slot::Differs,
+    };
+    let slots = (0..devices.len()).map(|device| [at, SLOTS_PER_END + at].map(|i| look(device, i))).collect();
+    Ok((best, slots, newer))
 }
 
 /// What is wrong with the two labels of a device, of which one at least is good.

@@ -20,6 +20,7 @@ use crate::problem::Problems;
 
 use flush::{Beside, Flushes};
 pub use label::{NUMBER_MAX, NUMBER_TO_WRITE_MAX, Newer, format_devices};
+use label::{NewestSlots, Slot};
 
 type Result<T> = std::result::Result<T, EngineError>;
 
@@ -33,6 +34,8 @@ pub struct Pool {
     pub ring_bytes: u64,
     size_bytes: Vec<u64>,
     chunks: Vec<Chunk>,
+    /// Where the newest superblock was found, if the pool was opened.
+    found: NewestSlots,
     /// Blocks rewritten from a good copy.
     pub repaired_count: AtomicU64,
     flushes: Flushes,
@@ -59,13 +62,14 @@ impl Pool {
     /// Finds labels and the newest superblock.
     pub fn open(devices: Vec<Arc<dyn Device>>) -> Result<(Pool, Superblock, Newer)> {
         let (devices, labels) = label::read_labels(devices)?;
-        let (superblock, newer) = label::newest_superblock(&devices, &labels)?;
+        let (superblock, found, newer) = label::newest_superblock(&devices, &labels)?;
         let pool = Pool {
             devices,
             pool_id: labels[0].pool_id,
             ring_bytes: labels[0].ring_bytes,
             size_bytes: labels.iter().map(|l| l.size_bytes).collect(),
             chunks: superblock.chunks.clone(),
+            found,
             repaired_count: AtomicU64::new(0),
             flushes: Flushes::default(),
         };
@@ -81,6 +85,7 @@ impl Pool {
             ring_bytes: labels[0].ring_bytes,
             size_bytes: labels.iter().map(|l| l.size_bytes).collect(),
             chunks: superblock.chunks.clone(),
+            found: Vec::new(),
             repaired_count: AtomicU64::new(0),
             flushes: Flushes::default(),
         })
@@ -94,30 +99,41 @@ impl Pool {
         }
     }
 
-    /// Writes the superblock again in a slot that does not hold it, or cannot be read (power failed while it was written), if the other one
-    /// does, which is not touched and durable before. The repair itself is not flushed. If neither was read and holds it, both are left alone:
-    /// each may. A slot that cannot be written is no reason not to open the pool.
+    /// Writes the newest superblock again in a slot that does not hold it, or cannot be read (power failed while it was written), if the other
+    /// one does, which is not touched and durable before. The repair itself is not flushed. A slot that cannot be written is no reason not
+    /// to open the pool. Of slots that cannot be read now counts what was found in them when the pool was, for nobody has written since: then
+    /// only one that was read, and held something else, is written over.
     ///
     /// # Errors
-    /// A flush's.
+    /// A flush's; the device's, if it is not known which of the two holds it.
     pub fn repair_slots(&self, superblock: &Superblock) -> Result<()> {
+        use Slot::{Differs, Holds, Unread};
         let bytes = AlignedBuf::from_slice(&superblock.encode());
-        let mut found = AlignedBuf::new(bytes.len());
-        for (device, size) in self.devices.iter().zip(&self.size_bytes) {
+        let mut block = AlignedBuf::new(bytes.len());
+        for ((device, size), found) in self.devices.iter().zip(&self.size_bytes).zip(&self.found) {
             let slots = label::slots_of(superblock.generation, *size);
-            let holds = slots.map(|offset| {
-                let read = label::read_twice(device.as_ref(), offset, &mut found);
-                read.is_ok() && Superblock::decode(&found).is_ok_and(|found| found == *superblock)
+            let now = slots.map(|offset| match label::read_twice(device.as_ref(), offset, &mut block) {
+                Ok(()) if Superblock::decode(&block).is_ok_and(|found| found == *superblock) => Holds,
+                Ok(()) => Differs,
+                Err(e) => Unread(e),
             });
-            let offset = match holds {
-                [true, false] => slots[1],
-                [false, true] => slots[0],
-                [true, true] => continue,
-                [false, false] => {
-                    tracing::warn!(
-                        "neither superblock slot of generation {} can be read now",
+            let offset = match (&now, found) {
+                ([Holds, Holds], _) | ([Unread(_), Unread(_)], [Holds, Holds]) => continue,
+                ([Holds, Differs | Unread(_)], _)
+                | ([Unread(_), Differs], [Holds, _])
+                | ([Unread(_), Unread(_)], [Holds, Differs]) => slots[1],
+                ([Differs | Unread(_), Holds], _)
+                | ([Differs, Unread(_)], [_, Holds])
+                | ([Unread(_), Unread(_)], [Differs, Holds]) => slots[0],
+                ([Unread(e), _] | [_, Unread(e)], _) => {
+                    return Err(EngineError::Refused(format!(
+                        "the superblock of generation {} was found and cannot be read any more, so it is not known whether it stands in both \
+                         of its slots, and the pool is not opened for writing: {e}. Try again, or look at the device",
                         superblock.generation
-                    );
+                    )));
+                }
+                ([Differs, Differs], _) => {
+                    tracing::warn!("no superblock slot holds generation {} any more", superblock.generation);
                     continue;
                 }
             };

@@ -324,7 +324,7 @@ pub fn checked(device: Arc<dyn Device>, runs: &[Run]) -> Vec<varve_engine::Probl
     report(device, runs).problems
 }
 
-fn report(device: Arc<dyn Device>, runs: &[Run]) -> varve_engine::CheckReport {
+pub fn report(device: Arc<dyn Device>, runs: &[Run]) -> varve_engine::CheckReport {
     let (store, _) =
         Store::open_to_check(vec![device], StoreOptions::default()).expect("opens to be checked");
     store.check(&mut runs.iter().copied(), true).expect("check runs")
