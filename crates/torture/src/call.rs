@@ -207,7 +207,6 @@ impl Call {
             | Call::DeleteSubvolume { .. }
             | Call::Release { .. }
             | Call::NoteAccess { .. }
-            | Call::Open { .. }
             | Call::RemoveXattr { .. }
             | Call::Fsync { .. }
             | Call::FlushFile { .. }
@@ -218,8 +217,10 @@ impl Call {
             | Call::Maintain
             | Call::Trim { .. }
             | Call::Close => true,
-            // Growing may have to rewrite the block in which the file ended.
-            Call::SetAttr { set, .. } => set.size.is_some_and(|new| new <= size),
+            // Growing may have to rewrite the block in which the file ended; the size that it has already takes a record, if others show the
+            // file, too, and frees nothing.
+            Call::SetAttr { set, .. } => set.size.is_some_and(|new| new < size),
+            Call::Open { truncate, .. } => !truncate || size > 0,
             // Blocks that are punched in part are rewritten.
             Call::Fallocate { offset, len, how: Allocate::Punch, .. } => {
                 let end = offset + len;

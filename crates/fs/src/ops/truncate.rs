@@ -2,7 +2,8 @@
 //!
 //! Cutting needs no data block: the bytes beyond the end in the last block are left as they are and marked stale
 //! ([`INODE_FLAG_STALE_TAIL`]); whoever lets the file grow past them rewrites that block zeroed first. So a file on a
-//! full pool can always be cut. A cut inside a hole leaves nothing stale, and the hole stays one.
+//! full pool can always be cut. A cut inside a hole leaves nothing stale, and the hole stays one. To the size that the file has there is
+//! nothing to cut: that costs what any change of the times does.
 //!
 //! A file of which all growth is logged grows beside a write-back of what it has: that logs no size but the one it finds.
 
@@ -87,14 +88,16 @@ impl Core {
             }
             // What nobody else shows gives its space back, at once or when it is reaped.
             let shown = change.forked && !self.is_own(&change, ino, inner)?;
-            let why = if size <= inner.size { Owning::ToFree } else { Owning::ToAdd };
+            // What is reserved beyond the end goes with a cut to the size the file has, too.
+            let reservations = size <= inner.size && inner.record.flags & INODE_FLAG_RESERVED != 0;
+            // To the size that it has, of a file that others show with all it has: nothing, and each would cost a record.
+            let cuts = size < logged.max(inner.size) || (reservations && !shown);
+            let why = if cuts { Owning::ToFree } else { Owning::ToAdd };
             self.own_first(&change, ino, inner, why)?;
             let now = self.now();
             let mut record = inner.record_with_pending();
             let mut tx = Transaction::new();
             let (mut reap, mut reserved_freed) = (false, Unreserved::default());
-            // What is reserved beyond the end goes with a cut to the size the file has, too.
-            let reservations = size <= inner.size && record.flags & INODE_FLAG_RESERVED != 0;
             if size < logged || reservations {
                 if let Some(contents) = &mut record.inline {
                     contents.truncate(size as usize);
@@ -122,8 +125,11 @@ impl Core {
                     }
                 }
             }
-            if size <= inner.size {
+            if cuts {
                 tx.privileged();
+            } else if size <= inner.size {
+                // Only the times change, of a record that is nobody else's by now: nothing grows.
+                tx.replacing();
             }
             if shown {
                 tx.sparing();

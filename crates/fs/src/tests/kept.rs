@@ -13,6 +13,8 @@ fn who_is_refused_copies_no_record() {
     f.write(source, 0, &pattern(1, 16_384));
     let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
     let names = [
+        "same",
+        "emptied",
         "cut",
         "cloned",
         "deduped",
@@ -27,12 +29,13 @@ fn who_is_refused_copies_no_record() {
     ];
     let files = names.map(|name| {
         let ino = f.fs.create(Caller::ROOT, sub, name.as_bytes(), 0o644).unwrap().ino;
-        if name != "copied" {
+        if !["copied", "emptied"].contains(&name) {
             f.write(ino, 0, &pattern(1, 16_384));
         }
         ino
     });
-    let [cut, cloned, deduped, copied, inserted, collapsed, there, left, right, white, out] = files;
+    let [same, emptied, cut, cloned, deduped, copied, inserted, collapsed, there, left, right, white, out] =
+        files;
     f.fs.sync().unwrap();
     f.fs.snapshot(sub, ROOT, b"snapshot", true, false).unwrap();
     // The subvolume has a version of its own.
@@ -48,13 +51,15 @@ fn who_is_refused_copies_no_record() {
     f.fs.checkpoint().unwrap();
     f.fs.checkpoint().unwrap();
     let taken = f.take_all();
-    let set = SetAttr { size: Some(16_385), ..SetAttr::default() };
+    let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
     let exchange = |from: &[u8], to: &[u8], mode| f.fs.rename(sub, from, sub, to, mode);
     let whiteout = RenameMode::Whiteout { caller: Caller::ROOT, replace: true };
     let keep = Allocate::Reserve { keep_size: true };
     type Call<'a> = &'a dyn Fn() -> crate::Result<()>;
-    let calls: [(&str, &[InodeId], Call<'_>); 9] = [
-        ("truncate", &[cut], &|| f.fs.setattr(Caller::ROOT, cut, set).map(drop)),
+    let calls: [(&str, &[InodeId], Call<'_>); 11] = [
+        ("the same size", &[same], &|| f.fs.setattr(Caller::ROOT, same, size(16_384)).map(drop)),
+        ("O_TRUNC", &[emptied], &|| f.fs.open_inode(Caller::ROOT, emptied, true)),
+        ("truncate", &[cut], &|| f.fs.setattr(Caller::ROOT, cut, size(16_385)).map(drop)),
         ("clone", &[cloned], &|| f.fs.clone_range(Caller::ROOT, (source, 0), (cloned, 0), 8192)),
         ("dedupe", &[deduped], &|| f.fs.dedupe_range((source, 0), (deduped, 0), 8192).map(drop)),
         ("copy", &[copied], &|| f.fs.copy_range(Caller::ROOT, (source, 0), (copied, 0), 16_384).map(drop)),
@@ -71,6 +76,10 @@ fn who_is_refused_copies_no_record() {
         copied_by.extend(targets.iter().any(|ino| own(*ino)).then_some(what));
     }
     assert!(copied_by.is_empty(), "refused, and has copied a record: {copied_by:?}");
+    // What would free something, had nobody else it, is none of these.
+    f.truncate(cut, 16_383);
+    f.truncate(same, 0);
+    assert!(own(cut) && own(same));
     for name in names {
         f.fs.unlink(sub, name.as_bytes()).unwrap();
     }
@@ -102,6 +111,37 @@ fn what_is_kept_is_there_after_many_refusals() {
         f.fs.unlink(ROOT, &name).unwrap();
     }
     f.check();
+}
+
+// Goal: the same for who sets the size that such files have: it frees nothing, and each takes a record. Method: as before, with O_TRUNC of the
+// empty files; then the size that a file of the subvolume's own has, which takes no record: it marks the times, and after it all goes on.
+#[test]
+fn what_is_kept_is_there_after_many_cuts_of_nothing() {
+    let (f, names) = full_with_a_snapshot(0);
+    let over = f.fs.lookup(ROOT, b"big").unwrap().ino;
+    f.fs.checkpoint().unwrap();
+    let mut accepted = 0;
+    for name in names.clone().step_by(6) {
+        let ino = f.fs.lookup(ROOT, &name).unwrap().ino;
+        match f.fs.open_inode(Caller::ROOT, ino, true) {
+            Ok(()) => {
+                accepted += 1;
+                f.fs.release_inode(ino).unwrap();
+            }
+            Err(error) => assert_eq!(error.errno(), 28, "{error}"),
+        }
+    }
+    let before = f.fs.getattr(over).unwrap();
+    f.truncate(over, before.size);
+    let after = f.fs.getattr(over).unwrap();
+    assert!(after.mtime > before.mtime && after.ctime > before.ctime, "{before:?} {after:?}");
+    f.write(over, 4096, &[1; 4096]);
+    f.fs.sync().unwrap();
+    for name in names.take(500) {
+        f.fs.unlink(ROOT, &name).unwrap();
+    }
+    f.check();
+    assert!(accepted < 100, "{accepted}");
 }
 
 /// Writes every second page of a file, whose extents then fill about so many nodes to the last entry. Gives, for each of these, where a page

@@ -76,7 +76,9 @@ pub(super) fn wanted_bytes(call: &Call, old: &Model) -> u64 {
             new_inode(parent, true)
         }
         Call::Tmpfile { parent, .. } => new_inode(parent, false),
-        Call::SetAttr { ino, .. } => inode_bytes(*ino, old).saturating_sub(REFUSAL_FREE_BYTES_MAX),
+        Call::SetAttr { ino, .. } | Call::Open { ino, .. } => {
+            inode_bytes(*ino, old).saturating_sub(REFUSAL_FREE_BYTES_MAX)
+        }
         // The first of a pool is noted in the record of its first subvolume.
         Call::SetFlags { ino, .. } => {
             (inode_bytes(*ino, old) + tree_bytes(1)).saturating_sub(REFUSAL_FREE_BYTES_MAX)
