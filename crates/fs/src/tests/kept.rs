@@ -241,3 +241,45 @@ fn what_is_logged_in_part_keeps_its_space() {
     }
     assert!(in_part > 1);
 }
+
+// Goal: who makes durable what was accepted waits for those who read what has been freed, as who removes does. Method: more scattered pages than
+// what is kept has nodes for; a file is removed that would do, and a view is held that keeps its blocks, until syncing waits; then the view ends.
+#[test]
+fn who_syncs_waits_for_readers() {
+    type Sync = fn(&crate::Filesystem, InodeId) -> crate::Result<()>;
+    let later: Sync = |fs, ino| {
+        let (told, tell) = std::sync::mpsc::channel();
+        fs.fsync_then(ino, Box::new(move |result| told.send(result).unwrap()));
+        tell.recv().unwrap()
+    };
+    let ways: [(&str, Sync); 5] = [
+        ("fsync", |fs, ino| fs.fsync(ino)),
+        ("fsync_then", later),
+        ("flush_file", |fs, ino| fs.flush_file(ino)),
+        ("sync", |fs, _| fs.sync()),
+        ("flush_all", |fs, _| fs.flush_all()),
+    ];
+    for (what, sync) in ways {
+        let Squeezed { f, ino, odd, taken, kept, .. } = squeezed(100, 0);
+        let store = &f.fs.core().store;
+        let view = store.view();
+        f.fs.unlink(ROOT, b"own").unwrap();
+        std::thread::scope(|scope| {
+            let syncing = scope.spawn(|| sync(&f.fs, ino));
+            let reclaims = store.stats().reclaims_count;
+            while store.stats().reclaims_count < reclaims + 50 {
+                assert!(!syncing.is_finished(), "{what} does not wait: {:?}", syncing.join().unwrap());
+                std::thread::yield_now();
+            }
+            drop(view);
+            assert!(syncing.join().unwrap().is_ok(), "{what}");
+        });
+        assert_eq!(f.fs.core().dirty.bytes(), 0, "{what}");
+        for n in 0..100 {
+            assert!(f.fs.read(ino, odd(n), 4096).unwrap() == pattern(2 + n, 4096), "{what}: {n}");
+        }
+        drop((taken, kept));
+        f.fs.sync().unwrap();
+        f.check();
+    }
+}
