@@ -22,7 +22,7 @@ use crate::clock::SystemClock;
 use crate::names::Shown;
 use crate::pool::{POOL_BYTES_MIN, explain, open_device, with_name};
 use crate::size::show_size;
-use crate::{Outcome, Usage, show, tell};
+use crate::{Outcome, Usage, log, show, tell};
 
 /// How much of a file is read at once in the search for something that is not zero, in bytes.
 const PROBE_BYTES: u64 = 1 << 20;
@@ -45,6 +45,7 @@ pub fn run(args: &CreateArgs) -> Result<Outcome> {
         )
         .into());
     }
+    log::start_for_writer();
     let created = create(args)?;
     if let Some(sentence) = outgrown(&args.pool) {
         tell(&format!("varve create: {sentence}"));

@@ -28,6 +28,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::names::Shown;
 
 const FILTER_DEFAULT: &str = "info";
+/// What commands say that write to a pool themselves: what was wrong on the device and has been written again or cannot be, and what is
+/// waited for there. All else comes as their error, or in their own words.
+const FILTER_OF_WRITERS: &str = "off,varve_device=warn";
 /// The system's log, and the facility number of daemons in it (RFC 5424).
 const SYSTEM_LOG: &str = "/dev/log";
 const FACILITY_DAEMON: u8 = 3;
@@ -58,13 +61,22 @@ static TARGET: Mutex<Target> = Mutex::new(Target::StandardError);
 
 /// Starts logging to standard error, and logs panics.
 pub fn start() {
-    let filter = EnvFilter::try_from_env("VARVE_LOG").unwrap_or_else(|_| EnvFilter::new(FILTER_DEFAULT));
-    // Fails only if somebody has started logging already; then it works.
-    let _ = tracing_subscriber::registry().with(filter).with(Messages).try_init();
+    start_with(FILTER_DEFAULT);
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
         tracing::error!("thread {} panicked: {panic}", thread.name().unwrap_or("without a name"));
     }));
+}
+
+/// Has a command that opens a pool for writing say on standard error what it would else mend, or wait for, without a word.
+pub fn start_for_writer() {
+    start_with(FILTER_OF_WRITERS);
+}
+
+fn start_with(filter_default: &str) {
+    let filter = EnvFilter::try_from_env("VARVE_LOG").unwrap_or_else(|_| EnvFilter::new(filter_default));
+    // Fails only if somebody has started logging already; then it works.
+    let _ = tracing_subscriber::registry().with(filter).with(Messages).try_init();
 }
 
 /// Refuses a log file below `mountpoint` (absolute, without symbolic links). Where the mount hides it nobody would read it; and open in

@@ -20,7 +20,7 @@ use crate::names::{Shown, in_words};
 use crate::progress::Progress;
 use crate::size::show_size;
 use crate::transfer::Stop;
-use crate::{Outcome, pool, show, stats, sync, whose};
+use crate::{Outcome, log, pool, show, stats, sync, whose};
 
 /// How long the process that serves a mount works before it says how far it is.
 const TURN: Duration = Duration::from_millis(500);
@@ -95,6 +95,7 @@ pub fn run(args: &TrimArgs) -> Result<Outcome> {
 }
 
 fn unmounted(args: &TrimArgs, path: &Path, minimum: u64) -> Result<Outcome> {
+    log::start_for_writer();
     let device = Arc::new(pool::open_device(path, OpenMode::ReadWrite)?);
     let options = OpenOptions {
         store: StoreOptions { background: false, ..StoreOptions::default() },

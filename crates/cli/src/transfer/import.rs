@@ -50,7 +50,7 @@ use super::{Stop, finish, new_names, replaced, too_many};
 use crate::args::ImportArgs;
 use crate::clock::SystemClock;
 use crate::names::{Shown, in_words};
-use crate::{Outcome, pool};
+use crate::{Outcome, log, pool};
 
 /// Contents copied with one read and one write.
 const PIECE_BYTES: usize = 1 << 20;
@@ -90,6 +90,7 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
         )
     })?;
     let stat = host::stat_of(&source).with_context(|| format!("cannot look at {shown}"))?;
+    log::start_for_writer();
     let device = Arc::new(pool::open_device(&place.pool, OpenMode::ReadWrite)?);
     let pool_file = std::fs::metadata(&place.pool).map(|meta| (meta.dev(), meta.ino())).ok();
     let options = OpenOptions {

@@ -390,3 +390,47 @@ fn where_nothing_can_be_made_is_told() {
         "varve import: cannot make pool.img:/snap/q: the subvolume is read-only; name another place\n";
     assert_eq!((status, &stderr[..]), (Some(1), message));
 }
+
+/// Goal: a command that writes to a pool mends nothing without a word. Method: the first label is lost, then the first copy of every tree
+/// node (blocks that are there twice); import and trim of each, which succeed, say what they have written again; without damage they
+/// say nothing.
+#[test]
+fn who_writes_says_what_was_mended() {
+    let scratch = Scratch::new("mended");
+    let (pool, tree) = (scratch.pool("pool.img", "64M"), scratch.subdir("tree"));
+    fs::write(tree.join("file"), "contents").expect("a file");
+    let import = || output(varve(&["import"]).arg(&tree).arg(format!("{}:/", pool.display())));
+    let trim = || output(varve(&["trim"]).arg(&pool));
+    let commands: [(&str, &dyn Fn() -> std::process::Output); 2] = [("import", &import), ("trim", &trim)];
+    let said = |name: &str, out: std::process::Output| {
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.success(), "{name}: {text}");
+        text
+    };
+    for (name, command) in commands {
+        let damage = |what: &str| {
+            let file = fs::File::options().read(true).write(true).open(&pool).expect("a pool");
+            if what == "label" {
+                file.write_all_at(&[0; 4096], 0).expect("an image can be written");
+                return;
+            }
+            let bytes = fs::read(&pool).expect("a pool");
+            let mut found = std::collections::HashMap::new();
+            for (n, block) in bytes.chunks_exact(4096).enumerate().skip(9 << 8) {
+                if block.iter().any(|byte| *byte != 0)
+                    && let Some(first) = found.insert(block, n)
+                {
+                    file.write_all_at(&[!block[100]], first as u64 * 4096 + 100).expect("it can be written");
+                }
+            }
+        };
+        let text = said(name, command());
+        assert!(!text.contains("warning"), "{name}: {text}");
+        damage("label");
+        let text = said(name, command());
+        assert!(text.contains("varve: warning: wrote the label at byte 0 of "), "{name}: {text}");
+        damage("nodes");
+        let text = said(name, command());
+        assert!(text.contains("varve: warning: rewrote a bad copy from a good one"), "{name}: {text}");
+    }
+}

@@ -24,6 +24,9 @@ use label::{NewestSlots, Slot};
 
 type Result<T> = std::result::Result<T, EngineError>;
 
+/// What has been written again, or cannot be, is logged where messages of the devices are: whoever listens to those alone hears it.
+const DEVICE_LOG: &str = "varve_device";
+
 /// Devices and the map from pool addresses to them.
 pub struct Pool {
     /// Devices in label order.
@@ -133,14 +136,14 @@ impl Pool {
                     )));
                 }
                 ([Differs, Differs], _) => {
-                    tracing::warn!("no superblock slot holds generation {} any more", superblock.generation);
+                    tracing::warn!(target: DEVICE_LOG, "no superblock slot holds generation {} any more", superblock.generation);
                     continue;
                 }
             };
             // If power fails while this one is written, the other must be there.
             self.flush()?;
             if let Err(e) = device.write_at(offset, &bytes) {
-                tracing::warn!("the superblock slot at {offset} cannot be repaired: {e}");
+                tracing::warn!(target: DEVICE_LOG, "the superblock slot at {offset} cannot be repaired: {e}");
             }
         }
         Ok(())
@@ -210,13 +213,13 @@ impl Pool {
             match device.rewrite_at(place, good) {
                 Ok(()) => {
                     self.repaired_count.fetch_add(1, Relaxed);
-                    tracing::warn!(
+                    tracing::warn!(target: DEVICE_LOG,
                         "wrote the label at byte {place} of {} again from the other one",
                         device.name()
                     );
                 }
                 Err(e) => {
-                    tracing::warn!("the label at byte {place} of {} cannot be repaired: {e}", device.name())
+                    tracing::warn!(target: DEVICE_LOG, "the label at byte {place} of {} cannot be repaired: {e}", device.name())
                 }
             }
         }
@@ -422,7 +425,9 @@ impl Pool {
         let Some((device, offset)) = self.copy_place(addr, copy) else { return };
         match device.rewrite_at(offset, data) {
             Ok(()) => self.note_repair(addr, copy),
-            Err(e) => tracing::error!(addr = addr.0, copy, "could not rewrite a bad copy: {e}"),
+            Err(e) => {
+                tracing::error!(target: DEVICE_LOG, addr = addr.0, copy, "could not rewrite a bad copy: {e}")
+            }
         }
     }
 
@@ -435,7 +440,7 @@ impl Pool {
 
     fn note_repair(&self, addr: PoolAddr, copy: usize) {
         self.repaired_count.fetch_add(1, Relaxed);
-        tracing::warn!(addr = addr.0, copy, "rewrote a bad copy from a good one");
+        tracing::warn!(target: DEVICE_LOG, addr = addr.0, copy, "rewrote a bad copy from a good one");
     }
 
     /// Hands `each` block of the log of device `index` on, with its place in the ring; zeros where it cannot be read. Gives
