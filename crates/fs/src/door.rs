@@ -433,7 +433,7 @@ impl Filesystem {
     }
     /// Makes this file durable: its data, its attributes and every change of names before.
     pub fn fsync(&self, ino: InodeId) -> Result<()> {
-        self.core.fsync(ino)
+        self.core.thawing(|| self.core.fsync(ino))
     }
     /// [`Filesystem::fsync`] that calls `done` instead of waiting for the flush.
     pub fn fsync_then(&self, ino: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>) {
@@ -442,7 +442,8 @@ impl Filesystem {
     /// [`Filesystem::fsync`] without the flush: logs this file's dirty data (writes it first or lets it ride), and the
     /// snapshots without which it would not outlive a crash. [`Filesystem::commit`] of [`Filesystem::position`] is the rest.
     pub fn flush_file(&self, ino: InodeId) -> Result<()> {
-        self.core.flush_file(ino)
+        self.core.thawing(|| self.core.flush_file(ino))?;
+        self.core.complete_with(ino)
     }
     /// Ends all writing, also in the background, because of `why`: a bug was met, and what is in memory cannot be trusted any more.
     /// What has been made durable is there when the pool is opened again. Reading goes on; all else says EIO.

@@ -110,23 +110,16 @@ impl Core {
         Ok(())
     }
 
-    /// Logs a file's data, and the snapshots without which it would not outlive a crash. The inode must exist.
-    ///
-    /// All of that was accepted: it is refused for lack of space only where nothing else gives some, and waits with no lock for those
-    /// who read what has been freed.
+    /// Logs a file's data. The inode must exist.
     pub(crate) fn flush_file(&self, ino: InodeId) -> Result<()> {
-        self.with_space_patiently(|| {
-            self.thawing(|| {
-                let state = self.state(ino);
-                drop(self.read_lock(&state)?);
-                self.write_back(&state, Ride::Allowed)
-            })?;
-            self.complete_with(ino)
-        })
+        let state = self.state(ino);
+        drop(self.read_lock(&state)?);
+        self.write_back(&state, Ride::Allowed)
     }
 
     pub(crate) fn fsync(&self, ino: InodeId) -> Result<()> {
         self.flush_file(ino)?;
+        self.complete_with(ino)?;
         self.commit(self.store.position())
     }
 
@@ -148,7 +141,8 @@ impl Core {
     }
 
     pub(crate) fn fsync_then(&self, ino: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>) {
-        let logged = self.flush_file(ino).and_then(|()| self.require_running());
+        let logged = self.thawing(|| self.flush_file(ino)).and_then(|()| self.complete_with(ino));
+        let logged = logged.and_then(|()| self.require_running());
         if let Err(error) = logged {
             return done(Err(error));
         }

@@ -244,31 +244,21 @@ impl Core {
         self.write_back_files(files)
     }
 
-    /// Logs all data that is dirty now, and completes the snapshots that wait for some of it. Waits for space as
-    /// [`Core::flush_file`] does.
+    /// Logs all data that is dirty now, and completes the snapshots that wait for some of it.
     pub(crate) fn flush_all(&self) -> Result<()> {
-        self.with_space_patiently(|| self.flush_all_once())
-    }
-
-    fn flush_all_once(&self) -> Result<()> {
         let written = self.write_back_all();
         written.and(self.complete(|_| true))
     }
 
-    /// Makes everything durable. What fails keeps the rest from nothing; the error is the first. Waits for space as
-    /// [`Core::flush_file`] does, and lets others have their rounds meanwhile.
+    /// Makes everything durable. What fails keeps the rest from nothing; the error is the first.
     pub(crate) fn sync(&self) -> Result<()> {
-        self.with_space_patiently(|| self.sync_once())
-    }
-
-    fn sync_once(&self) -> Result<()> {
         let seen = self.rounds.begun.load(Ordering::Acquire);
         let mut succeeded = self.rounds.succeeded.lock();
         let mut result = Ok(());
         // A round with a larger number began after this call and covers all that was dirty then.
         if *succeeded <= seen {
             let round = self.rounds.begun.fetch_add(1, Ordering::AcqRel) + 1;
-            result = self.flush_all_once();
+            result = self.flush_all();
             if !is(Planted::AccessesForgotten) {
                 result = result.and(self.log_accesses());
             }
