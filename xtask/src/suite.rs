@@ -25,6 +25,7 @@ pub struct Suite {
 impl Suite {
     /// The program, installed below the target directory once.
     pub fn ensure_installed(&self) -> Result<PathBuf> {
+        let _alone = self.alone()?;
         if !self.is_installed() {
             process::run(&self.install_title(), &mut self.install(), INSTALL_LIMIT)?;
         }
@@ -34,6 +35,7 @@ impl Suite {
     /// Installs it while other things are done and shown: what cargo says goes to a file below the target directory. An error is no
     /// last word: who needs the program tries again, and shows why it cannot be had.
     pub fn install_beside(&self) -> Result<()> {
+        let _alone = self.alone()?;
         if self.is_installed() {
             return Ok(());
         }
@@ -46,6 +48,15 @@ impl Suite {
             bail!("{} failed ({status}): {}", self.install_title(), said.display());
         }
         Ok(())
+    }
+
+    /// While this is kept no other process installs the suite: of two that do, cargo refuses one.
+    fn alone(&self) -> Result<File> {
+        let path = target_dir().join(format!("{}-lock", self.name));
+        fs::create_dir_all(target_dir())
+            .and_then(|()| File::create(&path))
+            .and_then(|file| file.lock().map(|()| file))
+            .with_context(|| format!("cannot lock {}", path.display()))
     }
 
     fn install_title(&self) -> String {
