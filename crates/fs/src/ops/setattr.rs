@@ -3,7 +3,7 @@
 //! atime changes here and in [`crate::access`]: reading alone does not change it.
 
 use varve_engine::{InodeId, Transaction};
-use varve_format::record::inode::{InodeKind, InodeRecord, Time};
+use varve_format::record::inode::{INODE_FLAG_RESERVED, InodeKind, InodeRecord, Time};
 
 use super::flags::Touch;
 use super::without_set_ids;
@@ -79,7 +79,14 @@ impl Core {
             }
         }
         if let Some(size) = set.size {
-            return self.with_space_patiently(|| self.set_size(caller, ino, size, &set));
+            let frees = {
+                let state = self.state(ino);
+                let inner = self.read_lock(&state)?;
+                size != inner.size || inner.record.flags & INODE_FLAG_RESERVED != 0
+            };
+            let call = || self.set_size(caller, ino, size, &set);
+            // To the size that is there it frees nothing, and nobody waits long to be refused that.
+            return if frees { self.with_space_patiently(call) } else { self.with_space(call) };
         }
         self.with_space(|| {
             let state = self.state(ino);
