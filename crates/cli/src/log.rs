@@ -28,8 +28,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::names::Shown;
 
 const FILTER_DEFAULT: &str = "info";
-/// What commands say that write to a pool themselves: what was wrong on the device and has been written again or cannot be, and what is
-/// waited for there. All else comes as their error, or in their own words.
+/// What commands say that write to a pool themselves: what was wrong on the device and has been written again or cannot
+/// be. All else comes as their error, or in their own words.
 const FILTER_OF_WRITERS: &str = "off,varve_device=warn";
 /// The system's log, and the facility number of daemons in it (RFC 5424).
 const SYSTEM_LOG: &str = "/dev/log";
@@ -68,7 +68,7 @@ pub fn start() {
     }));
 }
 
-/// Has a command that opens a pool for writing say on standard error what it would else mend, or wait for, without a word.
+/// Has a command that opens a pool for writing say on standard error what it would else mend without a word.
 pub fn start_for_writer() {
     start_with(FILTER_OF_WRITERS);
 }

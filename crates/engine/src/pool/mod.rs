@@ -131,7 +131,7 @@ impl Pool {
                 ([Unread(e), _] | [_, Unread(e)], _) => {
                     return Err(EngineError::Refused(format!(
                         "the superblock of generation {} was found and cannot be read any more, so it is not known whether it stands in both \
-                         of its slots, and the pool is not opened for writing: {e}. Try again, or look at the device",
+                         of its slots, and the pool is not opened for writing, only for reading: {e}. Try again, or look at the device",
                         superblock.generation
                     )));
                 }
