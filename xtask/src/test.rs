@@ -127,7 +127,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
 /// Installs the suites of others where they will be run. What cannot be installed is said by who runs it.
 fn install_suites() {
     if root_can_mount() {
-        for suite in [&pjdfstest::SUITE, &fsx::SUITE] {
+        for suite in [&fsx::SUITE, &pjdfstest::SUITE] {
             if let Err(error) = suite.install_beside() {
                 println!("{error:#}");
             }
