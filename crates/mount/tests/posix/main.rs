@@ -118,7 +118,13 @@ impl Mount {
 
     /// Unmounts and mounts again: the kernel knows nothing any more.
     fn again(&mut self) {
-        unmount(&self.at, false).unwrap();
+        // A program that another test is starting has for a moment what was open here.
+        let mut tries = 0;
+        while let Err(error) = unmount(&self.at, false) {
+            tries += 1;
+            assert!(error.kind() == std::io::ErrorKind::ResourceBusy && tries < 500, "{error}");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
         self.mounted.take().unwrap().wait().unwrap();
         self.mounted = Some(Mounted::start(self.fs.clone(), &self.at, &mount_options("again")).unwrap());
     }
