@@ -88,60 +88,54 @@ fn who_is_refused_copies_no_record() {
     f.check();
 }
 
-// Goal: however often somebody is refused who makes files longer that a snapshot shows, too, they can be removed and written over
-// afterwards. Method: a full pool, a snapshot of many files; all that are wanted longer are refused, then as many are removed as could
-// be without that.
-#[test]
-fn what_is_kept_is_there_after_many_refusals() {
+/// On a full pool, of whose files a snapshot shows many: what `attempt` does to each of those is refused, but to a few. Then something is
+/// written over, before which `own` has its turn with that file, and as many are removed as could be without all that.
+fn what_is_kept_is_there_after(
+    attempt: impl Fn(&Fixture, InodeId) -> crate::Result<()>,
+    own: impl FnOnce(&Fixture, InodeId),
+) {
     let (f, names) = full_with_a_snapshot(0);
     let over = f.fs.lookup(ROOT, b"big").unwrap().ino;
     f.fs.checkpoint().unwrap();
-    let set = SetAttr { size: Some(1), ..SetAttr::default() };
     let mut accepted = 0;
     for name in names.clone().step_by(6) {
-        match f.fs.setattr(Caller::ROOT, f.fs.lookup(ROOT, &name).unwrap().ino, set) {
-            Ok(_) => accepted += 1,
+        match attempt(&f, f.fs.lookup(ROOT, &name).unwrap().ino) {
+            Ok(()) => accepted += 1,
             Err(error) => assert_eq!(error.errno(), 28, "{error}"),
         }
     }
-    assert!(accepted < 100, "{accepted}");
+    own(&f, over);
     f.write(over, 4096, &[1; 4096]);
     f.fs.sync().unwrap();
     for name in names.take(500) {
         f.fs.unlink(ROOT, &name).unwrap();
     }
     f.check();
+    assert!(accepted < 100, "{accepted}");
+}
+
+// Goal: however often somebody is refused who makes files longer that a snapshot shows, too, they can be removed and written over
+// afterwards. Method: all that are wanted longer are refused on a full pool.
+#[test]
+fn what_is_kept_is_there_after_many_refusals() {
+    let set = SetAttr { size: Some(1), ..SetAttr::default() };
+    what_is_kept_is_there_after(|f, ino| f.fs.setattr(Caller::ROOT, ino, set).map(drop), |_, _| ());
 }
 
 // Goal: the same for who sets the size that such files have: it frees nothing, and each takes a record. Method: as before, with O_TRUNC of the
 // empty files; then the size that a file of the subvolume's own has, which takes no record: it marks the times, and after it all goes on.
 #[test]
 fn what_is_kept_is_there_after_many_cuts_of_nothing() {
-    let (f, names) = full_with_a_snapshot(0);
-    let over = f.fs.lookup(ROOT, b"big").unwrap().ino;
-    f.fs.checkpoint().unwrap();
-    let mut accepted = 0;
-    for name in names.clone().step_by(6) {
-        let ino = f.fs.lookup(ROOT, &name).unwrap().ino;
-        match f.fs.open_inode(Caller::ROOT, ino, true) {
-            Ok(()) => {
-                accepted += 1;
-                f.fs.release_inode(ino).unwrap();
-            }
-            Err(error) => assert_eq!(error.errno(), 28, "{error}"),
-        }
-    }
-    let before = f.fs.getattr(over).unwrap();
-    f.truncate(over, before.size);
-    let after = f.fs.getattr(over).unwrap();
-    assert!(after.mtime > before.mtime && after.ctime > before.ctime, "{before:?} {after:?}");
-    f.write(over, 4096, &[1; 4096]);
-    f.fs.sync().unwrap();
-    for name in names.take(500) {
-        f.fs.unlink(ROOT, &name).unwrap();
-    }
-    f.check();
-    assert!(accepted < 100, "{accepted}");
+    let cut = |f: &Fixture, ino: InodeId| {
+        f.fs.open_inode(Caller::ROOT, ino, true)?;
+        f.fs.release_inode(ino)
+    };
+    what_is_kept_is_there_after(cut, |f, own| {
+        let before = f.fs.getattr(own).unwrap();
+        f.truncate(own, before.size);
+        let after = f.fs.getattr(own).unwrap();
+        assert!(after.mtime > before.mtime && after.ctime > before.ctime, "{before:?} {after:?}");
+    });
 }
 
 /// Writes every second page of a file, whose extents then fill about so many nodes to the last entry. Gives, for each of these, where a page
