@@ -26,7 +26,7 @@ const RELATIVE_SECONDS: i64 = 24 * 60 * 60;
 
 /// The inodes whose access times are to be logged.
 #[derive(Default)]
-pub(crate) struct Accesses {
+pub struct Accesses {
     waiting: Mutex<Vec<Arc<InodeState>>>,
 }
 

@@ -8,9 +8,9 @@
 use crate::{FsError, Result};
 
 /// Where an access list is stored.
-pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
+pub const ACCESS: &[u8] = b"system.posix_acl_access";
 /// Where the list is stored that a directory's new entries inherit.
-pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
+pub const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 const VERSION: u32 = 2;
 const ENTRY_BYTES: usize = 8;
@@ -33,7 +33,7 @@ struct Entry {
 
 /// A valid list.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Acl {
+pub struct Acl {
     /// Sorted by tag and id.
     entries: Vec<Entry>,
 }

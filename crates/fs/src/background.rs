@@ -24,7 +24,7 @@ struct Stop {
 }
 
 /// The running threads. Dropping it waits for their end.
-pub(crate) struct Background {
+pub struct Background {
     stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
     _ahead: AheadThread,

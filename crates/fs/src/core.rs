@@ -37,10 +37,10 @@ use crate::{FsError, Result};
 const ASKED_APART_MAX: usize = 4;
 
 /// Whether somebody has numbers of the subvolume with this root.
-pub(crate) type KnownOutside = Box<dyn Fn(InodeId) -> bool + Send + Sync>;
+pub type KnownOutside = Box<dyn Fn(InodeId) -> bool + Send + Sync>;
 
 /// The filesystem behind the door.
-pub(crate) struct Core {
+pub struct Core {
     pub store: Arc<Store>,
     pub subvolumes: Subvolumes,
     /// Where names lead that were found lately.
@@ -93,7 +93,7 @@ pub(crate) struct Core {
 }
 
 /// Write locks on several inodes.
-pub(crate) struct Locked<'a> {
+pub struct Locked<'a> {
     guards: Vec<(InodeId, RwLockWriteGuard<'a, Inner>)>,
 }
 
@@ -116,7 +116,7 @@ impl Locked<'_> {
 
 /// How far whoever needs space has gone to find some.
 #[derive(Clone, Copy)]
-pub(crate) struct Rounds {
+pub struct Rounds {
     /// Number of the next one; `None`: all has been reaped, or the reaper finds no space.
     next: Option<u32>,
     /// How often those are still to be waited for who were reading what has been freed.
@@ -168,7 +168,7 @@ impl Core {
     }
 
     /// The state of `ino`.
-    pub(crate) fn state(&self, ino: InodeId) -> Arc<InodeState> {
+    pub fn state(&self, ino: InodeId) -> Arc<InodeState> {
         self.inodes.state(ino)
     }
 
@@ -183,7 +183,7 @@ impl Core {
     }
 
     /// As [`Core::write_lock`] for who changes nothing that a snapshot shows.
-    pub(crate) fn hold<'a>(&self, state: &'a InodeState) -> Result<RwLockWriteGuard<'a, Inner>> {
+    pub fn hold<'a>(&self, state: &'a InodeState) -> Result<RwLockWriteGuard<'a, Inner>> {
         let mut inner = state.inner.write();
         self.load(state.ino, &mut inner)?;
         state.note_kind(inner.record.kind);
@@ -213,7 +213,7 @@ impl Core {
     }
 
     /// Locks an inode for looking at it, loading it if need be. Fails if there is no such inode.
-    pub(crate) fn read_lock<'a>(&self, state: &'a InodeState) -> Result<RwLockReadGuard<'a, Inner>> {
+    pub fn read_lock<'a>(&self, state: &'a InodeState) -> Result<RwLockReadGuard<'a, Inner>> {
         let inner = state.inner.read();
         match inner.presence {
             Presence::Live | Presence::Orphan => return Ok(inner),
@@ -259,7 +259,7 @@ impl Core {
     }
 
     /// Applies a transaction.
-    pub(crate) fn apply(&self, tx: Transaction) -> Result<Lsn> {
+    pub fn apply(&self, tx: Transaction) -> Result<Lsn> {
         Ok(self.store.apply(tx, None)?)
     }
 
@@ -267,7 +267,7 @@ impl Core {
     /// was set aside for it, deleted files are still being reaped), some at first and then more, and runs it again after each
     /// round: who needs a block does not wait until a thousand snapshots are gone. `op` holds no lock when it returns and has
     /// changed nothing when it is refused.
-    pub(crate) fn with_space<T>(&self, op: impl Fn() -> Result<T>) -> Result<T> {
+    pub fn with_space<T>(&self, op: impl Fn() -> Result<T>) -> Result<T> {
         self.with_space_in(Rounds::default(), op)
     }
 
@@ -339,7 +339,7 @@ impl Core {
     }
 
     /// Whether the record of an inode is its subvolume's own, so that nobody else sees it.
-    pub(crate) fn is_own(&self, change: &Change, ino: InodeId, inner: &Inner) -> Result<bool> {
+    pub fn is_own(&self, change: &Change, ino: InodeId, inner: &Inner) -> Result<bool> {
         if inner.presence == Presence::Orphan || inner.owned_by == change.version {
             return Ok(true);
         }
@@ -483,7 +483,7 @@ impl Core {
 }
 
 /// What a subvolume's own copy of a record is for ([`Core::own_first`]), and so how much it may take of what a full pool keeps back.
-pub(crate) enum Owning<'a> {
+pub enum Owning<'a> {
     /// Something that only adds, or is refused itself where it would need any of that: nothing.
     ToAdd,
     /// Something that gives space back, or would if nobody else had it: all but what is for those who free all of it in the end.

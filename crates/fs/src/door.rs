@@ -25,18 +25,31 @@ pub struct Filesystem {
     background: Mutex<Option<Background>>,
 }
 
-#[cfg(test)]
-impl Filesystem {
-    pub(crate) fn core(&self) -> &Core {
+/// What tests see of a filesystem.
+#[cfg(feature = "internals")]
+pub trait Inside {
+    fn core(&self) -> &Core;
+    fn weak_core(&self) -> std::sync::Weak<Core>;
+    /// Names that pages of differences have passed.
+    fn diff_looks(&self) -> u64;
+    /// What the threads do beside [`Filesystem::read_large`], for tests without them: reads what will be asked for next if
+    /// somebody reads this file from start to end.
+    fn read_ahead(&self, ino: InodeId);
+}
+
+#[cfg(feature = "internals")]
+impl Inside for Filesystem {
+    fn core(&self) -> &Core {
         &self.core
     }
-
-    pub(crate) fn diff_looks(&self) -> u64 {
+    fn weak_core(&self) -> std::sync::Weak<Core> {
+        Arc::downgrade(&self.core)
+    }
+    fn diff_looks(&self) -> u64 {
         self.core.diff_hints.lock().looks()
     }
-
-    pub(crate) fn weak_core(&self) -> std::sync::Weak<Core> {
-        Arc::downgrade(&self.core)
+    fn read_ahead(&self, ino: InodeId) {
+        self.core.read_ahead(&self.core.state(ino));
     }
 }
 
@@ -309,12 +322,6 @@ impl Filesystem {
     pub fn read_large(&self, ino: InodeId, offset: u64, len: usize, buf: &mut AlignedBuf) -> Result<usize> {
         let read = || self.core.thawing(|| self.core.read_large(ino, offset, len, buf));
         self.core.read_latency.time(read)
-    }
-    /// What the threads do beside [`Filesystem::read_large`], for tests without them: reads what will be asked for next if
-    /// somebody reads this file from start to end.
-    #[cfg(test)]
-    pub(crate) fn read_ahead(&self, ino: InodeId) {
-        self.core.read_ahead(&self.core.state(ino));
     }
     /// Writes into memory, with space set aside. May write less than asked when space runs out in the middle.
     /// Clears set-ids unless the caller is uid 0.

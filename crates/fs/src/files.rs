@@ -35,7 +35,7 @@ const MEANWHILE_MAX: usize = 4 * RECORDS_PER_PIECE;
 const ROUNDS_LEFT_ALONE: (u32, u32) = (20, 7200);
 
 /// The count of inodes.
-pub(crate) struct FileCount {
+pub struct FileCount {
     count: AtomicI64,
     known: AtomicBool,
     /// Held while some inodes are counted.
@@ -156,7 +156,7 @@ impl FileCount {
 
 impl Core {
     /// To be held around a transaction that changes the count, and the note of it.
-    pub(crate) fn counting(&self) -> Result<ArcRwLockReadGuard<RawRwLock, ()>> {
+    pub fn counting(&self) -> Result<ArcRwLockReadGuard<RawRwLock, ()>> {
         self.first_count()?;
         Ok(enter(&self.files.gate))
     }
@@ -191,12 +191,12 @@ impl Core {
     }
 
     /// Counts some more inodes, if their number is not known. In the background a few at a time.
-    pub(crate) fn count_files(&self, all: bool) -> Result<()> {
+    pub fn count_files(&self, all: bool) -> Result<()> {
         self.count_pieces(if all { u32::MAX } else { 1 }, RECORDS_PER_PIECE)
     }
 
     /// The same for so many pieces at most.
-    pub(crate) fn count_pieces(&self, pieces: u32, records: usize) -> Result<()> {
+    pub fn count_pieces(&self, pieces: u32, records: usize) -> Result<()> {
         if self.files.is_known() {
             return Ok(());
         }

@@ -8,12 +8,12 @@ use varve_format::record::name::NamePosition;
 use varve_format::record::subvolume::HASH_KIND_SIPHASH13;
 
 /// The test kind: names of one first byte collide.
-#[cfg(test)]
-pub(crate) const HASH_KIND_COLLIDING: u8 = 255;
+#[cfg(feature = "internals")]
+pub const HASH_KIND_COLLIDING: u8 = 255;
 
 /// How this pool hashes names.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct NameHasher {
+pub struct NameHasher {
     kind: u8,
     key: [u64; 2],
 }
@@ -28,8 +28,8 @@ pub(crate) fn mixed(seed: u64) -> u64 {
 
 impl NameHasher {
     /// The hasher of `kind`, if this program knows it.
-    pub(crate) fn new(kind: u8, seed: u64) -> Option<NameHasher> {
-        #[cfg(test)]
+    pub fn new(kind: u8, seed: u64) -> Option<NameHasher> {
+        #[cfg(feature = "internals")]
         if kind == HASH_KIND_COLLIDING {
             return Some(NameHasher { kind, key: [0; 2] });
         }
@@ -43,7 +43,7 @@ impl NameHasher {
     }
 
     /// The hash of `name`.
-    pub(crate) fn hash(&self, name: &[u8]) -> u64 {
+    pub fn hash(&self, name: &[u8]) -> u64 {
         if self.kind == HASH_KIND_SIPHASH13 {
             siphash13(self.key, name)
         } else {

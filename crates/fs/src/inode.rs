@@ -33,7 +33,7 @@ const VOID_MAX: usize = 64;
 
 /// Where an inode is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Presence {
+pub enum Presence {
     /// Nobody has looked.
     Unloaded,
     /// In the namespace.
@@ -46,7 +46,7 @@ pub(crate) enum Presence {
 
 /// Attribute changes of writes that are logged with their data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Pending {
+pub struct Pending {
     /// Last change of data.
     pub mtime: Option<Time>,
     /// Last change of the inode.
@@ -56,7 +56,7 @@ pub(crate) struct Pending {
 }
 
 /// What an inode's lock guards.
-pub(crate) struct Inner {
+pub struct Inner {
     /// Where it is.
     pub presence: Presence,
     /// The logged record.
@@ -146,13 +146,13 @@ impl Inner {
     }
 
     /// Whether writes have grown the file beyond what is logged.
-    pub(crate) fn growth_waits(&self) -> bool {
+    pub fn growth_waits(&self) -> bool {
         self.size > self.record.size
     }
 }
 
 /// A record with nothing in it.
-pub(crate) fn blank_record(kind: InodeKind) -> InodeRecord {
+pub fn blank_record(kind: InodeKind) -> InodeRecord {
     InodeRecord {
         kind,
         mode: 0,
@@ -180,7 +180,7 @@ pub(crate) fn blank_record(kind: InodeKind) -> InodeRecord {
 
 /// A part of a file in which, as was seen, no logged data is. So who looks for data step by step passes what lies between once.
 #[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Gap {
+pub struct Gap {
     /// [`Inner::mapping`] when it was seen: afterwards this says nothing.
     mapping: u64,
     from: u64,
@@ -204,7 +204,7 @@ impl Gap {
 }
 
 /// An inode in use.
-pub(crate) struct InodeState {
+pub struct InodeState {
     /// Which one.
     pub ino: InodeId,
     /// Everything that changes.
@@ -226,7 +226,7 @@ pub(crate) struct InodeState {
 }
 
 /// The right to write back or cut a file's data. One at a time; held across device writes.
-pub(crate) struct Turn {
+pub struct Turn {
     state: Arc<InodeState>,
 }
 
@@ -245,7 +245,7 @@ impl Drop for Turn {
 }
 
 /// Keeps writes to a file from beginning, so that all of it can be logged once.
-pub(crate) struct Still {
+pub struct Still {
     state: Arc<InodeState>,
 }
 
@@ -265,7 +265,7 @@ const ROUNDS_BESIDE_WRITERS: u32 = 4;
 
 /// Brings a verb to an end that can only be done while nothing of a file waits.
 #[derive(Default)]
-pub(crate) struct Calm {
+pub struct Calm {
     count: u32,
     still: Option<Still>,
 }
@@ -352,7 +352,7 @@ impl InodeState {
     }
 
     /// Waits for the turn. The caller holds neither an inode nor another turn.
-    pub(crate) fn turn(self: &Arc<Self>) -> Turn {
+    pub fn turn(self: &Arc<Self>) -> Turn {
         let mut taken = self.turn.lock();
         while *taken {
             self.turn_ended.wait(&mut taken);
@@ -462,7 +462,7 @@ impl Shard {
 
 /// All inodes in use.
 #[derive(Default)]
-pub(crate) struct InodeTable {
+pub struct InodeTable {
     shards: [Mutex<Shard>; SHARDS],
     met: MetSlots,
 }
@@ -493,7 +493,7 @@ impl InodeTable {
     }
 
     /// Every inode that is open, and how often.
-    pub(crate) fn open(&self) -> Vec<(InodeId, u32)> {
+    pub fn open(&self) -> Vec<(InodeId, u32)> {
         let mut open = Vec::new();
         for shard in &self.shards {
             let states: Vec<_> = shard.lock().states.values().cloned().collect();

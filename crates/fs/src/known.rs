@@ -58,7 +58,7 @@ const KIND_SHIFT: u32 = u64::BITS - 8;
 
 /// A name in a directory of a subvolume.
 #[derive(Clone, Copy)]
-pub(crate) struct Name<'a> {
+pub struct Name<'a> {
     /// The number of the subvolume.
     pub subvolume: u64,
     /// The directory.
@@ -96,7 +96,7 @@ fn leads_to(entry: &[AtomicU64], key: &Key) -> Option<u64> {
 }
 
 /// See the module.
-pub(crate) struct KnownNames {
+pub struct KnownNames {
     /// Sets.
     count: usize,
     /// `None`: there was no memory for it.
@@ -124,10 +124,10 @@ struct Place<'a> {
 }
 
 /// A name that was not found here, and how that was seen.
-pub(crate) struct Unknown<'a>(Option<(Place<'a>, u64)>);
+pub struct Unknown<'a>(Option<(Place<'a>, u64)>);
 
 /// Somebody changes where names lead. While this is held none of them is found.
-pub(crate) struct Changing<'a>([Option<Begun<'a>>; 2]);
+pub struct Changing<'a>([Option<Begun<'a>>; 2]);
 
 /// A change of one name: its set, what its entry begins with, and the guard when it had begun.
 struct Begun<'a> {

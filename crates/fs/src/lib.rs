@@ -7,6 +7,8 @@
 //! From the door inwards: `ops` (verbs, prepared under inode locks, one transaction each), `writeback` (data that waits
 //! in memory), `table` (typed records over the engine's trees), `inode` (state in memory; the lock order is there).
 #![forbid(unsafe_code)]
+// What only the tests reach is documented as what is inside a crate.
+#![cfg_attr(feature = "internals", allow(missing_docs))]
 
 mod access;
 mod acl;
@@ -30,9 +32,11 @@ mod streams;
 mod subvolume;
 mod sums;
 mod table;
-#[cfg(test)]
-mod tests;
 mod writeback;
+
+#[doc(hidden)]
+#[cfg(feature = "internals")]
+pub mod internals;
 
 pub use api::*;
 pub use changes::{Change, DiffPage, Original, Parked};

@@ -12,7 +12,7 @@ pub(crate) const SLOT_BITS: u32 = u64::BITS - LOCAL_INODE_BITS;
 
 /// Which subvolumes may have inodes in the table, a bit each: one that nobody has looked into has none, and whoever deletes
 /// thousands of those need not look for them. Changed and asked under the lock of a shard, or before all of them are taken.
-pub(crate) struct MetSlots([OnceLock<Box<SlotBits>>; 1 << (SLOT_BITS - SLOT_BITS_EACH)]);
+pub struct MetSlots([OnceLock<Box<SlotBits>>; 1 << (SLOT_BITS - SLOT_BITS_EACH)]);
 
 /// The bits of so many slots (two to the power of this) come into being together, when the first is set.
 const SLOT_BITS_EACH: u32 = 15;

@@ -44,7 +44,7 @@ mod numbers;
 const KNOWN_NAMES_PART: u64 = 8;
 
 /// Writes a new pool with an empty root directory.
-pub(crate) fn format(
+pub fn format(
     devices: &[Arc<dyn Device>],
     options: &FormatOptions,
     owner: Caller,
@@ -122,10 +122,7 @@ fn has_path(store: &Store, record: &SubvolumeRecord, has_versions: bool) -> Resu
 
 impl Core {
     /// Opens a pool, recovering it if need be.
-    pub(crate) fn open(
-        devices: Vec<Arc<dyn Device>>,
-        options: OpenOptions,
-    ) -> Result<(Core, RecoveryReport)> {
+    pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<(Core, RecoveryReport)> {
         let (store, report) = Store::open(devices, options.store.clone())?;
         let first = subvolumes::first(&store).and_then(|record| {
             let text = "the pool holds no filesystem: creating it was interrupted; create it again";
@@ -320,7 +317,7 @@ impl Core {
     }
 
     /// Makes everything durable and closes. Who asks again waits for that, and is told what came of it.
-    pub(crate) fn close(&self) -> Result<()> {
+    pub fn close(&self) -> Result<()> {
         let mut outcome = self.outcome.lock();
         if let Some(outcome) = &*outcome {
             return outcome.clone();
@@ -357,7 +354,7 @@ impl Core {
     }
 
     /// The same for the background, which reaps and counts a little at a time. False: there may be more to reap.
-    pub(crate) fn maintain_some(&self) -> (bool, Result<()>) {
+    pub fn maintain_some(&self) -> (bool, Result<()>) {
         self.maintain_with(|| Ok(self.reap_some()? && self.make_keyframes(false)?), false)
     }
 

@@ -9,10 +9,8 @@
 
 mod ailing;
 mod keyframes;
-mod pace;
-mod tasks;
-#[cfg(test)]
-mod tests;
+pub mod pace;
+pub mod tasks;
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -33,12 +31,12 @@ use crate::subvolume::{Change, Slot, enter};
 use crate::table::{corrupt, extents, inodes, orphans, subvolumes};
 use crate::{FsError, Result};
 
-pub(crate) use self::tasks::Task;
+pub use self::tasks::Task;
 
 /// Entries deleted in one transaction.
 const ENTRIES_PER_STEP: usize = 128;
 /// The same for names, and less each time that was too much.
-const ENTRIES_WHEN_CRAMPED: [u64; 4] = [ENTRIES_PER_STEP as u64, 32, 8, 1];
+pub const ENTRIES_WHEN_CRAMPED: [u64; 4] = [ENTRIES_PER_STEP as u64, 32, 8, 1];
 /// What a step of a family of data changes where more was too much.
 const SWEPT_WHEN_CRAMPED: [u64; 3] = [ENTRIES_PER_STEP as u64, 16, 2];
 /// Entries of a family of data that one transaction changes, where there is space for the nodes that takes.
@@ -46,12 +44,12 @@ const SWEPT_PER_STEP: u64 = 512;
 /// The same where little waits to be reaped: fewer steps, for each that others meet is one too many.
 const SWEPT_AT_EASE: u64 = 1024;
 /// Steps of a family while others wait.
-const STEPS_IN_A_TURN: u32 = 32;
+pub const STEPS_IN_A_TURN: u32 = 32;
 /// Steps of the reaper before the background looks after other things, old dirty data first of all.
 const STEPS_AT_A_TIME: u32 = 128;
 /// Steps before a clean close, and no more: so few that nobody waits for long, and so many that a pool that is opened for a moment each
 /// time gets further. The next opening finds the rest.
-const STEPS_AT_CLOSE: u32 = 256;
+pub const STEPS_AT_CLOSE: u32 = 256;
 /// Families asked for at a time when a pool is opened.
 const FAMILIES_PER_SCAN: usize = 1024;
 
@@ -73,8 +71,8 @@ struct Disposed {
 
 /// What is to be reaped. Bounded by what is being deleted: an entry is 16 bytes, its subject at least a record.
 #[derive(Default)]
-pub(crate) struct ReapQueue {
-    tasks: Mutex<Tasks>,
+pub struct ReapQueue {
+    pub tasks: Mutex<Tasks>,
     /// Namespaces in which changes may have hidden something from the last who saw it, each once.
     hidden: Mutex<Vec<FamilyId>>,
     running: Mutex<()>,
@@ -87,13 +85,13 @@ pub(crate) struct ReapQueue {
     ailing: Mutex<Ailing>,
     /// How often a step for names was too large for the space there is, or the log ([`ENTRIES_WHEN_CRAMPED`]): others are small until
     /// one task has ended.
-    cramped: AtomicUsize,
+    pub cramped: AtomicUsize,
     /// [`ReapQueue::progress`].
     progress: AtomicU64,
 }
 
 /// While it lives, the reaper takes no rest.
-pub(crate) struct Hurry<'a>(&'a ReapQueue);
+pub struct Hurry<'a>(&'a ReapQueue);
 
 impl Drop for Hurry<'_> {
     fn drop(&mut self) {
@@ -110,7 +108,7 @@ impl ReapQueue {
     }
     /// Adds work. What has been put off is done as a whole when it is tried again, and is not asked for before, however often somebody
     /// finds more of it.
-    pub(crate) fn push(&self, task: Task) {
+    pub fn push(&self, task: Task) {
         if !self.is_put_off(task) {
             self.tasks.lock().push(task);
         }
@@ -120,11 +118,11 @@ impl ReapQueue {
         self.ailing.lock().holds(task)
     }
     /// A device that failed keeps this from being done. Whether that is to be said in the log.
-    fn put_off(&self, task: Task, error: &str) -> bool {
+    pub fn put_off(&self, task: Task, error: &str) -> bool {
         self.ailing.lock().put_off(task, error)
     }
     /// This has met no device that fails: it is not put off any more, nor what was put off with it.
-    fn recovered(&self, task: Task) {
+    pub fn recovered(&self, task: Task) {
         let well = self.ailing.lock().recovered(task);
         well.into_iter().for_each(|task| self.push(task));
     }
@@ -137,7 +135,7 @@ impl ReapQueue {
         self.hidden.lock().push(family);
     }
     /// How many tasks there are.
-    pub(crate) fn backlog(&self) -> u64 {
+    pub fn backlog(&self) -> u64 {
         self.waiting() + self.ailing.lock().len() as u64
     }
     /// How many of them can be done now.
@@ -145,7 +143,7 @@ impl ReapQueue {
         self.tasks.lock().len() as u64
     }
     /// The background looks around: now and then what met a device that failed is work again.
-    pub(crate) fn look_at_the_ailing(&self) {
+    pub fn look_at_the_ailing(&self) {
         let due = self.ailing.lock().look();
         due.into_iter().for_each(|task| self.push(task));
     }
@@ -155,7 +153,7 @@ impl ReapQueue {
         due.into_iter().for_each(|task| self.push(task));
     }
     /// Whether the family that has its turn goes on after so many steps.
-    fn family_goes_on(&self, steps: u32) -> bool {
+    pub fn family_goes_on(&self, steps: u32) -> bool {
         let tasks = self.tasks.lock();
         steps < STEPS_IN_A_TURN || tasks.family_goes_on()
     }
@@ -164,7 +162,7 @@ impl ReapQueue {
         self.progress.load(Ordering::Relaxed)
     }
     /// Whether there is work.
-    pub(crate) fn has_work(&self) -> bool {
+    pub fn has_work(&self) -> bool {
         self.waiting() > 0
     }
 }
@@ -246,7 +244,7 @@ impl Core {
     }
 
     /// Does everything there is to reap, as quickly as it can. What is damaged is left as it is, and said in the log.
-    pub(crate) fn reap_all(&self) -> Result<()> {
+    pub fn reap_all(&self) -> Result<()> {
         let _hurry = self.reap.hurry();
         self.reap(u32::MAX, false).map(|_| ())
     }
@@ -280,7 +278,7 @@ impl Core {
     }
 
     /// As many steps of the same as are allowed, without a rest. False: there may be more.
-    pub(crate) fn reap_at_once(&self, steps: u32) -> Result<bool> {
+    pub fn reap_at_once(&self, steps: u32) -> Result<bool> {
         let _hurry = self.reap.hurry();
         self.reap(steps, false)
     }
@@ -373,7 +371,7 @@ impl Core {
     }
 
     /// Deletes an orphan. False: it is not all gone, and others have their turn.
-    fn reap_orphan(&self, ino: InodeId, pace: &Pace) -> Result<bool> {
+    pub fn reap_orphan(&self, ino: InodeId, pace: &Pace) -> Result<bool> {
         // Its subvolume may be another one by now, where somebody has this open: then it is reaped when he has not any more.
         let is_open = || self.inodes.known(ino).is_some_and(|state| state.inner.read().opens > 0);
         if self.subvolumes.require_held(Slot::of(ino)).is_ok() && is_open() {
@@ -417,7 +415,7 @@ impl Core {
     }
 
     /// The same, as long as `goes_on` says of the steps that have been done. False: there may be more to do.
-    fn reap_family_while(
+    pub fn reap_family_while(
         &self,
         family: FamilyId,
         pace: &Pace,
@@ -473,7 +471,7 @@ impl Core {
 
     /// Brings the versions of a namespace to what its subvolumes show. Records that cease to exist let go of their data.
     /// False: there is more to do, and others have their turn.
-    fn reap_names(&self, family: FamilyId, pace: &Pace) -> Result<bool> {
+    pub fn reap_names(&self, family: FamilyId, pace: &Pace) -> Result<bool> {
         let gate = self.subvolumes.gate(family);
         if self.reap.ails() {
             // As for data: a device that fails is asked before everybody is kept out.
@@ -582,7 +580,7 @@ impl Core {
     }
 
     /// Removes what is left of a subvolume that has been deleted. False: as for names.
-    fn reap_subvolume(&self, id: u64, slot: Slot, family: FamilyId, pace: &Pace) -> Result<bool> {
+    pub fn reap_subvolume(&self, id: u64, slot: Slot, family: FamilyId, pace: &Pace) -> Result<bool> {
         let mut found = Vec::new();
         orphans::each_of(&self.store.view(), slot, &mut |ino| found.push(ino))?;
         let mut damaged = None;
@@ -615,7 +613,7 @@ impl Core {
 
     /// Finds what an earlier life left to be reaped: at the cost of that, and of a look at the records of subvolumes. What cannot be
     /// found because of damage keeps its space, and the pool is opened all the same.
-    pub(crate) fn find_reap_work(&self) -> Result<()> {
+    pub fn find_reap_work(&self) -> Result<()> {
         let pass = |result: Result<()>| match result {
             // It may be well the next time: then all of it is found.
             Err(FsError::Engine(EngineError::Device(error))) => Err(EngineError::Device(error).into()),

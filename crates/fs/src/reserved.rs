@@ -23,7 +23,7 @@ const ENTRY_BYTES: u64 = 24;
 
 /// The space set aside.
 #[derive(Default)]
-pub(crate) struct ReservedSpace {
+pub struct ReservedSpace {
     aside: Mutex<Aside>,
     /// There is less in it than is reserved.
     short: AtomicBool,
@@ -192,7 +192,7 @@ impl Core {
     /// protected part before, it is found there. Where it is not all there, what is deleted is reaped first, since nobody
     /// else may have what it leaves; then it takes half of the protected part, and what is missing still is taken when there
     /// is space ([`Core::take_reserved`]).
-    pub(crate) fn set_reserved_aside(&self) -> Result<()> {
+    pub fn set_reserved_aside(&self) -> Result<()> {
         if self.take_all()? {
             return Ok(());
         }
@@ -213,7 +213,7 @@ impl Core {
     }
 
     /// Takes what is missing of the reservations' space, as much of it as is free. Gives how many blocks are missing still.
-    pub(crate) fn take_reserved(&self) -> Result<u64> {
+    pub fn take_reserved(&self) -> Result<u64> {
         self.take_part(false)
     }
 
@@ -263,20 +263,20 @@ impl Core {
     }
 
     /// Gives up what is set aside, as an opening does that finds no space for it.
-    #[cfg(test)]
-    pub(crate) fn forget_reserved(&self) {
+    #[cfg(feature = "internals")]
+    pub fn forget_reserved(&self) {
         *self.reserved.aside.lock() = Aside::default();
         self.reserved.short.store(true, Relaxed);
     }
 
     /// How much of it is missing.
-    #[cfg(test)]
-    pub(crate) fn missing_of_reserved(&self) -> u64 {
+    #[cfg(feature = "internals")]
+    pub fn missing_of_reserved(&self) -> u64 {
         self.missing_reserved().0
     }
 
     /// Whether some of the reservations' space has not been found yet.
-    pub(crate) fn reserved_is_short(&self) -> bool {
+    pub fn reserved_is_short(&self) -> bool {
         self.reserved.short.load(Relaxed)
     }
 }

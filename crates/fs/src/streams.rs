@@ -88,7 +88,7 @@ struct Table {
 
 /// Who is read ahead of. A leaf in the lock order.
 #[derive(Default)]
-pub(crate) struct Streams {
+pub struct Streams {
     table: Mutex<Table>,
     /// A piece has been read, or will not be.
     arrived: Condvar,
@@ -334,7 +334,7 @@ impl Core {
 }
 
 /// The threads that read ahead. Dropping it waits for their end.
-pub(crate) struct ReadAheadThreads {
+pub struct ReadAheadThreads {
     core: Arc<Core>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -393,16 +393,16 @@ impl Streams {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "internals")]
 impl Streams {
     /// Readers followed, and bytes read ahead of them.
-    pub(crate) fn held(&self) -> (usize, usize) {
+    pub fn held(&self) -> (usize, usize) {
         self.table.lock().held()
     }
 
     /// Waits, not for ever, until so many bytes are held. Now and then `again` asks for the last piece once more: a reader
     /// that was kept waiting has been forgotten by the background.
-    pub(crate) fn comes_to_hold(&self, bytes: usize, again: &mut dyn FnMut()) -> bool {
+    pub fn comes_to_hold(&self, bytes: usize, again: &mut dyn FnMut()) -> bool {
         let wait = std::time::Duration::from_secs(1);
         for _ in 0..120 {
             let mut table = self.table.lock();
@@ -421,7 +421,7 @@ impl Streams {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "internals")]
 impl Table {
     fn held(&self) -> (usize, usize) {
         let bytes = |piece: &Piece| piece.fetched.as_ref().map_or(0, |fetched| fetched.buf.len());

@@ -15,7 +15,7 @@ use crate::shown_number;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
 /// A run of data, and where in which file it is.
-pub(super) struct DataRun {
+pub struct DataRun {
     pub run: Run,
     pub family: FamilyId,
     pub offset: u64,

@@ -19,7 +19,7 @@ use varve_engine::FileRange;
 const LOOKS_MAX: u64 = 1 << 17;
 
 /// Where data is, and who may have it.
-pub(super) struct Files<'a> {
+pub struct Files<'a> {
     view: &'a View,
     sharing: bool,
     /// By address.

@@ -198,7 +198,7 @@ fn idle(kind: Kind) -> bool {
 
 /// How subvolumes were looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Looks {
+pub struct Looks {
     /// As a whole.
     pub whole: usize,
     /// By that in which they differ from another.
@@ -240,12 +240,12 @@ impl Core {
         self.subvolumes.all().iter().filter_map(|subvolume| place(subvolume)).collect()
     }
 
-    pub(crate) fn check(&self, verify_data: bool) -> Result<CheckReport> {
+    pub fn check(&self, verify_data: bool) -> Result<CheckReport> {
         self.check_as(verify_data, false).map(|(report, _)| report)
     }
 
     /// The same; with `whole` every subvolume is looked at as a whole, however many others are like it. And how many were.
-    pub(crate) fn check_as(&self, verify_data: bool, whole: bool) -> Result<(CheckReport, Looks)> {
+    pub fn check_as(&self, verify_data: bool, whole: bool) -> Result<(CheckReport, Looks)> {
         let problems = self.subvolume_problems.clone();
         let view = self.store.view();
         let first = crate::table::subvolumes::first_in(&view)?;

@@ -14,7 +14,7 @@ use crate::shown_number;
 
 /// The names of one hash in one directory, which are being read.
 #[derive(Default)]
-pub(super) struct Bucket {
+pub struct Bucket {
     /// Directory, hash, and whether the first entry says that more follow.
     at: Option<(InodeId, u64, bool)>,
     names: HashSet<Vec<u8>>,

@@ -14,7 +14,7 @@ use crate::table::{Namespace, extents};
 
 /// One record that points at data.
 #[derive(Clone)]
-pub(super) struct Owner {
+pub struct Owner {
     /// At what.
     pub holder: Holder,
     /// Where the record is.
@@ -25,7 +25,7 @@ pub(super) struct Owner {
 
 /// Where a record of an inode is.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Place {
+pub enum Place {
     /// In a namespace: its family, the number without a slot, the version.
     Inode(FamilyId, InodeId, VersionKey),
     /// Among the orphans: the number with its slot.
@@ -34,7 +34,7 @@ pub(super) enum Place {
 
 /// All of them.
 #[derive(Default)]
-pub(super) struct Owners {
+pub struct Owners {
     /// By the family of their data.
     list: Vec<Owner>,
     /// Inodes of which a record cannot be read, without their slots.

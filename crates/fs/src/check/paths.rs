@@ -12,7 +12,7 @@ use crate::subvolume::{Slot, local};
 use crate::table::Namespace;
 
 /// The directory and the name of each subvolume but the first.
-pub(super) type Above = HashMap<Slot, (InodeId, Vec<u8>)>;
+pub type Above = HashMap<Slot, (InodeId, Vec<u8>)>;
 
 /// Directories on the way to the root, at most.
 const DEPTH_MAX: usize = 4096;

@@ -15,7 +15,7 @@ use crate::shown_number;
 use crate::subvolume::Slot;
 
 /// Where subvolumes are in directories of others, by the slot of those.
-pub(super) type Places = HashMap<Slot, Vec<(u64, SubvolumePlace)>>;
+pub type Places = HashMap<Slot, Vec<(u64, SubvolumePlace)>>;
 
 impl Check<'_> {
     /// Each subvolume but the first is in a subvolume, at a place that nothing else has, and not below itself. Notes in which

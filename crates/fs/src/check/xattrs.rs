@@ -15,7 +15,7 @@ use crate::shown_number;
 
 /// Attributes that are being read, one inode after the other.
 #[derive(Default)]
-pub(super) struct Reading {
+pub struct Reading {
     /// The last one: inode, position, number of the next piece, bytes of value still to come.
     open: Option<(InodeId, NamePosition, u16, usize)>,
     /// Names of one inode and hash.

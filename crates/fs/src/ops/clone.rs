@@ -91,7 +91,7 @@ impl Core {
 
     /// Makes the empty file `target` a clone of `source`, and gives how many bytes it has. `None`, and nothing has changed, if it is not empty, or the
     /// source has more than `size_max` bytes or is written to all the time.
-    pub(crate) fn clone_into(
+    pub fn clone_into(
         &self,
         caller: Caller,
         source: InodeId,

@@ -24,7 +24,7 @@ pub(super) const TARGET_BYTES_MAX: usize = 4095;
 
 /// What a new inode holds.
 #[derive(Clone, Copy)]
-pub(super) enum Content<'a> {
+pub enum Content<'a> {
     /// Nothing yet.
     Nothing,
     /// A symbolic link's target.
@@ -50,7 +50,7 @@ impl Drop for TargetBlock<'_> {
 }
 
 impl Core {
-    pub(crate) fn make_inode(
+    pub fn make_inode(
         &self,
         caller: Caller,
         parent: InodeId,
@@ -235,7 +235,7 @@ impl Core {
 }
 
 /// What a new inode has of its directory's default access list.
-pub(super) struct Lists {
+pub struct Lists {
     /// The permission bits that are left of those asked for, with set-id and sticky.
     pub mode: u32,
     access: Option<Acl>,

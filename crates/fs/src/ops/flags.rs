@@ -17,7 +17,7 @@ use crate::{FsError, Result};
 
 /// What is about to be done to an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Touch {
+pub enum Touch {
     /// A name is added to it.
     NewName,
     /// A name is taken from it.
@@ -70,7 +70,7 @@ pub(super) fn inherited(dir: &InodeRecord, kind: InodeKind) -> u32 {
 
 impl Core {
     /// Whether an inode may have flags.
-    pub(crate) fn flagged(&self) -> bool {
+    pub fn flagged(&self) -> bool {
         self.flagged.load(Ordering::Acquire)
     }
 
@@ -103,7 +103,7 @@ impl Core {
     }
 
     /// Whether what is done to `ino` is to be durable at once. Where that cannot be read, it is.
-    pub(crate) fn wants_durable(&self, ino: InodeId, names: bool) -> bool {
+    pub fn wants_durable(&self, ino: InodeId, names: bool) -> bool {
         if !self.flagged() {
             return false;
         }

@@ -29,7 +29,7 @@ pub(super) const FLOAT_WAITS: u32 = 4;
 const ZEROS_MAX: u64 = 1 << 20;
 
 /// What there is for a write.
-pub(super) enum Floating {
+pub enum Floating {
     /// It gives nothing back.
     Never,
     /// There would be some if what others have taken of it were durable.

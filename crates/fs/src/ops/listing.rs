@@ -29,10 +29,10 @@ type Place = (InodeId, Vec<u8>);
 
 /// Directories on the way to the root: the one above each, and the name there.
 #[derive(Default)]
-pub(crate) struct Ways {
+pub struct Ways {
     above: HashMap<InodeId, Place>,
     /// Names of directories that were looked at.
-    #[cfg(test)]
+    #[cfg(feature = "internals")]
     pub looks: u64,
 }
 
@@ -144,7 +144,7 @@ impl Core {
 
 impl Ways {
     /// Looks up the ways from these directories to the root.
-    pub(crate) fn find(&mut self, core: &Core, dirs: impl Iterator<Item = InodeId>) -> Result<()> {
+    pub fn find(&mut self, core: &Core, dirs: impl Iterator<Item = InodeId>) -> Result<()> {
         let mut left: Vec<InodeId> = dirs.collect();
         let mut unnamed: BTreeMap<InodeId, HashSet<InodeId>> = BTreeMap::new();
         while let Some(dir) = left.pop() {
@@ -169,7 +169,7 @@ impl Ways {
                 (Namespace::clone(&names), core.store.view())
             };
             names.each_name(&view, above, 0, &mut |_, _, ino, name| {
-                #[cfg(test)]
+                #[cfg(feature = "internals")]
                 {
                     self.looks += 1;
                 }

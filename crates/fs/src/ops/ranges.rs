@@ -33,7 +33,7 @@ const COMPARED_BYTES: u64 = 1 << 20;
 
 /// A range of one file, and where it goes in another: offsets in whole blocks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
+pub struct Part {
     pub from: u64,
     pub to: u64,
     /// Whole blocks, or up to the end of the source, which is then the end of the target.
@@ -71,7 +71,7 @@ impl Core {
     /// Makes `part` of `from` a part of `to`; gives how many bytes have been. Fewer than asked, also none, if the source's
     /// contents lie in its record, if it has become shorter, or if one of the two is written to all the time. Who knows that they
     /// are the `same` reads both, which would keep what is freed from him: he looks for space himself.
-    pub(crate) fn share_part(
+    pub fn share_part(
         &self,
         caller: Option<Caller>,
         from: InodeId,

@@ -28,7 +28,7 @@ struct Piece {
 }
 
 /// Reads still to be done.
-pub(crate) struct ReadPlan {
+pub struct ReadPlan {
     /// Of which inode.
     ino: InodeId,
     view: Option<View>,
@@ -68,13 +68,7 @@ impl Core {
     /// Fills `out` with the bytes at `offset` that are in memory and the zeros of holes, and plans reads for the rest.
     /// What it held before does not matter. Nothing beyond the logged size is taken from the device: a block's tail may
     /// be stale there.
-    pub(crate) fn plan_read(
-        &self,
-        ino: InodeId,
-        inner: &Inner,
-        offset: u64,
-        out: &mut [u8],
-    ) -> Result<ReadPlan> {
+    pub fn plan_read(&self, ino: InodeId, inner: &Inner, offset: u64, out: &mut [u8]) -> Result<ReadPlan> {
         let end = offset + out.len() as u64;
         let mut plan = ReadPlan { ino, view: None, pieces: Vec::new() };
         let mut at = offset;
@@ -150,7 +144,7 @@ impl Core {
     }
 
     /// Does the reads of a plan for all of `out`.
-    pub(crate) fn run_reads(&self, plan: ReadPlan, out: &mut [u8]) -> Result<()> {
+    pub fn run_reads(&self, plan: ReadPlan, out: &mut [u8]) -> Result<()> {
         let wanted = out.len();
         self.run_plan(plan, out, wanted)
     }

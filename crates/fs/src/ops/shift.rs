@@ -30,7 +30,7 @@ const REAPS_MAX: u32 = 16;
 
 /// What happens at the place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Shift {
+pub enum Shift {
     /// So many bytes are taken out.
     Collapse(u64),
     /// A hole of so many bytes is put in.

@@ -453,12 +453,7 @@ impl Core {
     }
 
     /// `meant`: the root of the one that is meant; `None`: whichever has the name.
-    pub(crate) fn delete_subvolume(
-        &self,
-        parent: InodeId,
-        name: &[u8],
-        meant: Option<InodeId>,
-    ) -> Result<()> {
+    pub fn delete_subvolume(&self, parent: InodeId, name: &[u8], meant: Option<InodeId>) -> Result<()> {
         self.admit(parent)?;
         self.permit_parting(parent)?;
         let which = match meant {

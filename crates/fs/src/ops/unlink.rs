@@ -20,7 +20,7 @@ use crate::table::orphans;
 use crate::{FsError, Result};
 
 /// What becomes of an inode that loses a name; to be taken over once the transaction has been applied.
-pub(crate) enum Dropped {
+pub enum Dropped {
     /// It has others.
     Linked(InodeRecord),
     /// It is open.
@@ -33,7 +33,7 @@ pub(crate) enum Dropped {
 
 /// Who disposes of an inode that nobody has any more.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Disposal {
+pub enum Disposal {
     /// Whoever takes its last name, in the same step; the reaper of what is more than that may take.
     Now,
     /// The reaper of all of it.
@@ -49,7 +49,7 @@ pub(crate) fn past_damage<T>(attempt: impl Fn(Disposal) -> Result<T>) -> Result<
 }
 
 impl Core {
-    pub(crate) fn unlink(&self, parent: InodeId, name: &[u8]) -> Result<()> {
+    pub fn unlink(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.admit(parent)?;
         self.permit(parent, Touch::NameGoes)?;
         self.with_space_patiently(|| self.remove(parent, name, false))

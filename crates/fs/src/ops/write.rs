@@ -25,9 +25,6 @@ use crate::writeback::pages::{Page, PageBuf, zero_page};
 use crate::writeback::{ENTRIES_PER_PAGE, ENTRY_BYTES, Ride, reserve, reserve_more};
 use crate::{FsError, Result};
 
-#[cfg(test)]
-mod tests;
-
 pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Most bytes of a first write whose pages lie side by side in memory though they fill no chunk.
 const SMALL_BYTES_MAX: usize = 64 << 10;
@@ -37,7 +34,7 @@ type Filled = (u64, Arc<Chunk>);
 
 /// What a write does to a file's pages.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) struct WritePlan {
+pub struct WritePlan {
     /// Pages that become dirty, or need space again.
     pub(super) fresh: u64,
     /// Pages that need the bytes they have now.
@@ -484,7 +481,7 @@ impl Core {
 
     /// How far a write goes before it comes from pages that are reserved to others, or from others to such; and whether it
     /// begins with reserved ones. What has space lies in either.
-    pub(super) fn first_stretch(
+    pub fn first_stretch(
         &self,
         ino: InodeId,
         inner: &Inner,
@@ -648,7 +645,7 @@ struct Written {
 
 /// Space set aside for a write that has not happened yet.
 #[derive(Default)]
-pub(super) struct Space {
+pub struct Space {
     reservation: Option<Reservation>,
     pub(super) pages: u64,
     pub(super) first: bool,

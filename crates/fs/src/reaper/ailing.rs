@@ -15,7 +15,7 @@ const LOOKS_AT_LAST: u32 = 7200;
 
 /// Tasks that met a device that failed, each once, by what that said.
 #[derive(Default)]
-pub(super) struct Ailing(BTreeMap<String, Place>);
+pub struct Ailing(BTreeMap<String, Place>);
 
 /// What one error keeps from being done.
 #[derive(Default)]

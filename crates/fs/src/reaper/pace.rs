@@ -9,7 +9,7 @@ use super::ReapQueue;
 use crate::core::Core;
 
 /// Changes of entries between two rests of the reaper while others are at work; the step that reaches them is done to its end.
-pub(super) const SPELL: usize = 64;
+pub const SPELL: usize = 64;
 /// How long a rest takes at least. Of a thousand operations of 20 microseconds some five meet a step then, and wait for its end.
 const PAUSE: Duration = Duration::from_millis(8);
 /// Transactions of others between two spells of work: of operations that take longer than that, as few meet one. As many
@@ -26,14 +26,14 @@ const PAUSES_MAX: u32 = 10;
 /// The same after a large step.
 const PAUSES_AFTER_LARGE: u32 = 16;
 /// Rests, of 8 ms to 80, before the background looks after other things; one after a large step is two.
-pub(super) const RESTS_AT_A_TIME: u32 = 12;
+pub const RESTS_AT_A_TIME: u32 = 12;
 /// With more tasks waiting than this a rest is a single pause: what is deleted must go as fast as it comes.
 const TASKS_AT_EASE: u64 = 4;
 /// And with more than this there is none but after steps of a whole spell, as all of families of data are: others meet these.
 const TASKS_IN_HASTE: u64 = 16;
 
 /// A step that has been applied.
-pub(super) struct Step {
+pub struct Step {
     /// Its place in the log.
     position: Lsn,
     /// Changes of entries.
@@ -44,7 +44,7 @@ pub(super) struct Step {
 
 impl Step {
     /// A step of so many changes.
-    pub(super) fn of(position: Lsn, changes: usize) -> Step {
+    pub fn of(position: Lsn, changes: usize) -> Step {
         Step { position, changes, large: false }
     }
     /// A step of a family of data: a spell by itself, because it looks at more entries than it changes.
@@ -54,13 +54,13 @@ impl Step {
 }
 
 /// What the reaper has done since its last rest, and what it may still do.
-pub(super) struct Pace {
+pub struct Pace {
     /// Steps that are left.
     left: Cell<u32>,
     /// The log after its last step.
     position: Cell<Lsn>,
     /// Whether others have changed something.
-    pub(super) others: Cell<bool>,
+    pub others: Cell<bool>,
     /// Changes of entries.
     changes: Cell<usize>,
     /// How often it has rested.
@@ -69,7 +69,7 @@ pub(super) struct Pace {
 
 impl Pace {
     /// It has done so many steps, or rested so often, that others have their turn.
-    pub(super) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         self.left.get() == 0 || self.rests.get() >= RESTS_AT_A_TIME
     }
     /// Steps that are left.
@@ -84,7 +84,7 @@ impl Pace {
 
 impl ReapQueue {
     /// Whether so little waits that what is deleted need not go any faster: then there are large steps and long rests.
-    pub(super) fn at_ease(&self) -> bool {
+    pub fn at_ease(&self) -> bool {
         self.waiting() <= TASKS_AT_EASE
     }
 
@@ -112,7 +112,7 @@ impl ReapQueue {
 
 impl Core {
     /// The reaper begins to work, for so many steps at most.
-    pub(super) fn pace(&self, steps: u32) -> Pace {
+    pub fn pace(&self, steps: u32) -> Pace {
         Pace {
             left: Cell::new(steps),
             position: Cell::new(self.store.position()),
@@ -123,7 +123,7 @@ impl Core {
     }
 
     /// The reaper has done this step, and holds no lock: a rest, where it is due.
-    pub(super) fn rest_after(&self, step: Step, pace: &Pace) {
+    pub fn rest_after(&self, step: Step, pace: &Pace) {
         let Step { position, changes, large } = step;
         pace.step();
         let before = pace.position.replace(position);

@@ -14,7 +14,7 @@ const TASKS_IN_A_ROW: u32 = 64;
 
 /// Something to reap.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Task {
+pub enum Task {
     /// An orphan to delete.
     Orphan(InodeId),
     /// Versions of a family of data.
@@ -35,7 +35,7 @@ pub(crate) enum Task {
 /// What is to be done. Families of data come last: who lets go of their versions comes before, so that all that go then go
 /// together. But they have a turn after [`TASKS_IN_A_ROW`] others, and at once when space is short, for they free it.
 #[derive(Default)]
-pub(super) struct Tasks {
+pub struct Tasks {
     before: VecDeque<Task>,
     families: VecDeque<FamilyId>,
     /// The families that wait, each once; the first, once it has been begun, may wait a second time.
@@ -67,7 +67,7 @@ impl Tasks {
         self.before.is_empty() || self.short || self.in_a_row >= TASKS_IN_A_ROW
     }
     /// What to do next; it stays where it is until it is done.
-    pub(super) fn begin(&mut self) -> Option<Task> {
+    pub fn begin(&mut self) -> Option<Task> {
         match self.families.front() {
             Some(family) if self.families_have_their_turn() => {
                 if !self.begun {
@@ -85,7 +85,7 @@ impl Tasks {
     }
     /// The task that was begun last has found no space: it waits behind the others, some of which may free it. Whether there
     /// is one that has not been tried since anything was done. If not, the next round begins with all of them.
-    pub(super) fn refuse(&mut self, task: Task) -> bool {
+    pub fn refuse(&mut self, task: Task) -> bool {
         if let Task::Family(family) = task {
             self.families.pop_front();
             self.begun = false;
@@ -110,7 +110,7 @@ impl Tasks {
         self.refused = (0, 0);
     }
     /// The task that was begun last is done.
-    pub(super) fn done(&mut self, task: Task) {
+    pub fn done(&mut self, task: Task) {
         self.progress();
         if let Task::Family(_) = task {
             self.families.pop_front();

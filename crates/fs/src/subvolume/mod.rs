@@ -42,33 +42,33 @@ pub(crate) mod slots;
 
 /// What is above the inodes' own numbers in whole ones. Programs see these bits in another order ([`crate::shown_number`]).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub(crate) struct Slot(pub u32);
+pub struct Slot(pub u32);
 
 /// The bits of an inode's own number.
 const LOCAL_MASK: u64 = (1 << LOCAL_INODE_BITS) - 1;
 
 impl Slot {
     /// The first subvolume's.
-    pub(crate) const FIRST: Slot = Slot(0);
+    pub const FIRST: Slot = Slot(0);
 
     /// The slot in an inode number.
-    pub(crate) fn of(ino: InodeId) -> Slot {
+    pub fn of(ino: InodeId) -> Slot {
         Slot((ino.0 >> LOCAL_INODE_BITS) as u32)
     }
     /// The whole number of the inode `local` in this slot.
-    pub(crate) fn full(self, local: InodeId) -> InodeId {
+    pub fn full(self, local: InodeId) -> InodeId {
         // A damaged record must not lead into another one.
         InodeId(u64::from(self.0) << LOCAL_INODE_BITS | local.0 & LOCAL_MASK)
     }
 }
 
 /// The inode's own number.
-pub(crate) fn local(ino: InodeId) -> InodeId {
+pub fn local(ino: InodeId) -> InodeId {
     InodeId(ino.0 & LOCAL_MASK)
 }
 
 /// What a subvolume shows.
-pub(crate) struct Head {
+pub struct Head {
     /// Its names, inodes and attributes.
     namespace: Namespace,
     /// Somebody else holds the version, too: whatever the path says, it must not be written to.
@@ -89,7 +89,7 @@ const HEADS_MAX: usize = if cfg!(test) { 3 } else { 1024 };
 
 /// What the subvolumes of one family show that were used lately.
 #[derive(Default)]
-pub(crate) struct Shown {
+pub struct Shown {
     /// Counts changes of the family's versions.
     generation: u64,
     heads: Vec<Head>,
@@ -160,7 +160,7 @@ impl Shown {
 }
 
 /// The lock around what the subvolumes of one family show.
-pub(crate) type Gate = Arc<RwLock<Shown>>;
+pub type Gate = Arc<RwLock<Shown>>;
 
 /// How long [`enter`] stays in a queue.
 const IN_THE_QUEUE: Duration = Duration::from_millis(1);
@@ -178,7 +178,7 @@ pub(crate) fn enter<T>(lock: &Arc<RwLock<T>>) -> ArcRwLockReadGuard<RawRwLock, T
 }
 
 /// One subvolume. There may be a hundred thousand: what is in memory of each is bounded by 200 bytes, with its place.
-pub(crate) struct Subvolume {
+pub struct Subvolume {
     /// Its number.
     pub id: u64,
     /// Its slot.
@@ -213,7 +213,7 @@ impl Subvolume {
     }
 
     /// What it holds. The caller has the gate.
-    pub(crate) fn holder(&self) -> Result<Holder> {
+    pub fn holder(&self) -> Result<Holder> {
         let has_versions = self.has_versions.load(Ordering::Acquire);
         match self.version.load(Ordering::Acquire) {
             0 => Err(FsError::Stale),
@@ -234,7 +234,7 @@ impl Subvolume {
 }
 
 /// What a subvolume shows, kept as it is while this is held: for a few reads.
-pub(crate) struct Names {
+pub struct Names {
     shown: ArcRwLockReadGuard<RawRwLock, Shown>,
     at: usize,
     /// Instead of that in the head, which is out of date.
@@ -250,7 +250,7 @@ impl Deref for Names {
 }
 
 /// The right to change something in one subvolume, until the transaction that does it has been applied.
-pub(crate) struct Change {
+pub struct Change {
     shown: ArcRwLockReadGuard<RawRwLock, Shown>,
     at: usize,
     families: RefCell<Option<ArcMutexGuard<RawMutex, ()>>>,
@@ -305,13 +305,13 @@ impl Core {
     }
 
     /// What the subvolume of `ino` shows. May be taken while a [`Change`] of it or an inode is held.
-    pub(crate) fn names(&self, ino: InodeId) -> Result<Names> {
+    pub fn names(&self, ino: InodeId) -> Result<Names> {
         self.names_by(ino, enter)
     }
 
     /// The same for who holds neither of them, nor a gate: behind whoever waits to have the gate alone. Many who read from a disk
     /// would keep him waiting, and with him everybody who wants to change something.
-    pub(crate) fn names_first(&self, ino: InodeId) -> Result<Names> {
+    pub fn names_first(&self, ino: InodeId) -> Result<Names> {
         self.names_by(ino, |gate| gate.read_arc())
     }
 
@@ -352,7 +352,7 @@ impl Core {
     /// snapshot's file finds the source's bytes. So the view is taken first, and then the subvolume asked. It tells before
     /// its gate opens that it has let go, and the reaper does nothing about that without the gate: if it has not told yet,
     /// nothing is missing in the view.
-    pub(crate) fn view_of(&self, ino: InodeId) -> Result<View> {
+    pub fn view_of(&self, ino: InodeId) -> Result<View> {
         let view = self.store.view();
         self.subvolumes.require_held(Slot::of(ino))?;
         Ok(view)
@@ -366,7 +366,7 @@ impl Core {
 
     /// The right to change something in the subvolume of `ino`. Opens a version of its own for it if it shares the one
     /// it has.
-    pub(crate) fn change(&self, ino: InodeId) -> Result<Change> {
+    pub fn change(&self, ino: InodeId) -> Result<Change> {
         let slot = Slot::of(ino);
         loop {
             let subvolume = self.subvolumes.get(slot)?;
@@ -473,13 +473,13 @@ impl Core {
     }
 
     /// What a subvolume holds, and whether nobody else does, for who has the gate alone.
-    pub(crate) fn held(&self, subvolume: &Subvolume, shown: &mut Shown) -> Result<(usize, Holder, bool)> {
+    pub fn held(&self, subvolume: &Subvolume, shown: &mut Shown) -> Result<(usize, Holder, bool)> {
         let at = self.fresh_head(subvolume, shown)?;
         Ok((at, subvolume.holder()?, shown.head(at).alone()))
     }
 
     /// A subvolume's record as logged.
-    pub(crate) fn subvolume_record(&self, subvolume: &Subvolume) -> Result<SubvolumeRecord> {
+    pub fn subvolume_record(&self, subvolume: &Subvolume) -> Result<SubvolumeRecord> {
         match subvolume.slot {
             Slot::FIRST => Ok(self.files.stored.lock().clone()),
             _ => Ok(subvolumes::get(&self.store, subvolume.id)?),

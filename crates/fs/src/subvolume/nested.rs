@@ -53,7 +53,7 @@ impl Deref for Name {
 
 /// Whether a name is free, but for names of files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Vacancy {
+pub enum Vacancy {
     /// It is not.
     Taken,
     /// It is, and this position, too: the highest that is.
@@ -69,7 +69,7 @@ type Directory = BTreeMap<NamePosition, Entry>;
 const REMAINDERS: usize = 256;
 
 /// All places. Changed under the topology's lock, where a name comes also under that of its directory.
-pub(crate) struct Nested {
+pub struct Nested {
     directories: RwLock<BTreeMap<InodeId, Directory>>,
     count: AtomicUsize,
     /// How many are in directories with each remainder: of most directories this says, without a lock, that none is.
@@ -130,12 +130,7 @@ impl Nested {
     }
 
     /// Up to `count_max` of those in `dir` behind `after`, in order; without those that are being made.
-    pub(crate) fn list(
-        &self,
-        dir: InodeId,
-        after: u64,
-        count_max: usize,
-    ) -> Vec<(NamePosition, Vec<u8>, Slot)> {
+    pub fn list(&self, dir: InodeId, after: u64, count_max: usize) -> Vec<(NamePosition, Vec<u8>, Slot)> {
         if !self.any() {
             return Vec::new();
         }

@@ -17,7 +17,7 @@ use crate::{FsError, Result};
 const CHANGING: usize = 16;
 
 /// All subvolumes. Bound: what the pool has, less than 200 bytes each.
-pub(crate) struct Subvolumes {
+pub struct Subvolumes {
     /// The one without a place.
     pub first: Arc<Subvolume>,
     /// How names are hashed in all of them.
@@ -115,7 +115,7 @@ impl FreeSlots {
 }
 
 /// A subvolume that was looked up.
-pub(crate) enum Found<'a> {
+pub enum Found<'a> {
     First(&'a Arc<Subvolume>),
     Other(Arc<Subvolume>),
 }
@@ -158,7 +158,7 @@ impl Subvolumes {
     }
 
     /// The subvolume in `slot`.
-    pub(crate) fn get(&self, slot: Slot) -> Result<Found<'_>> {
+    pub fn get(&self, slot: Slot) -> Result<Found<'_>> {
         if slot == Slot::FIRST {
             return Ok(Found::First(&self.first));
         }
@@ -180,7 +180,7 @@ impl Subvolumes {
     }
 
     /// All of them, in no order.
-    pub(crate) fn all(&self) -> Vec<Arc<Subvolume>> {
+    pub fn all(&self) -> Vec<Arc<Subvolume>> {
         let others = self.others.read();
         std::iter::once(self.first.clone()).chain(others.values().cloned()).collect()
     }
@@ -204,8 +204,8 @@ impl Subvolumes {
     }
 
     /// How many families have one.
-    #[cfg(test)]
-    pub(crate) fn gates_count(&self) -> usize {
+    #[cfg(feature = "internals")]
+    pub fn gates_count(&self) -> usize {
         self.gates.lock().len()
     }
 
@@ -228,7 +228,7 @@ impl Subvolumes {
     /// A slot for a new subvolume. As long as there are any, one that no subvolume has had since the pool was opened; else one that was given back
     /// long ago and that `is_known` to nobody: inodes of the deleted subvolume have the same numbers below the slot. For who holds the topology lock and
     /// makes a subvolume: it is taken when that is added, and of one that is refused nothing is left but what the sets of frozen files may know of it.
-    pub(crate) fn next_slot(&self, is_known: impl Fn(Slot) -> bool) -> Result<Slot> {
+    pub fn next_slot(&self, is_known: impl Fn(Slot) -> bool) -> Result<Slot> {
         // Of a forged pool one may have been given back twice.
         let is_taken = |slot: &Slot| self.others.read().contains_key(slot);
         let is_known = |slot: u32| is_taken(&Slot(slot)) || is_known(Slot(slot));
@@ -252,7 +252,7 @@ impl Subvolumes {
 
     /// Keeps a slot from being given out before it is given back: when the pool was opened there was a subvolume in it, or something was left of
     /// one. Before anything is added.
-    pub(crate) fn keep_slot(&self, slot: Slot) {
+    pub fn keep_slot(&self, slot: Slot) {
         self.free.lock().in_use(slot.0);
     }
 }

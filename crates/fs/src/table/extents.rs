@@ -43,7 +43,7 @@ pub(crate) fn has_data(view: &View, record: &InodeRecord, offset: u64, sharing: 
 }
 
 /// What a truncation needs to know.
-pub(crate) struct Cut {
+pub struct Cut {
     /// Whether the reaper has work in this family.
     pub reap: bool,
     /// Blocks of reservations that are gone.

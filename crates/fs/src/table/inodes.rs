@@ -9,7 +9,7 @@ use crate::subvolume::{Change, local};
 
 impl Namespace {
     /// The record of `ino`, and whether it is this version's own: not inherited.
-    pub(crate) fn inode(&self, ino: InodeId) -> Result<Option<(InodeRecord, bool)>> {
+    pub fn inode(&self, ino: InodeId) -> Result<Option<(InodeRecord, bool)>> {
         let key = inode_key(self.family, local(ino), self.key());
         let (record, own) = if self.sole.is_some() {
             (self.get(TreeId::INODES, &key, InodeRecord::decode)?, true)
@@ -37,19 +37,19 @@ impl Namespace {
 
 impl Change {
     /// Stores the record of `ino`.
-    pub(crate) fn put_inode(&self, tx: &mut Transaction, ino: InodeId, record: &InodeRecord) -> Result<()> {
+    pub fn put_inode(&self, tx: &mut Transaction, ino: InodeId, record: &InodeRecord) -> Result<()> {
         let key = inode_key(self.family, local(ino), self.key());
         self.put(tx, TreeId::INODES, &key, record.encode().into())
     }
 
     /// Removes the record of `ino`.
-    pub(crate) fn delete_inode(&self, tx: &mut Transaction, ino: InodeId) -> Result<()> {
+    pub fn delete_inode(&self, tx: &mut Transaction, ino: InodeId) -> Result<()> {
         self.delete(tx, TreeId::INODES, &inode_key(self.family, local(ino), self.key()))
     }
 }
 
 /// An inode of a namespace: what the keys of its records begin with. They lie in this order.
-pub(crate) type Place = [u8; INODE_KEY_BYTES - VERSION_BYTES];
+pub type Place = [u8; INODE_KEY_BYTES - VERSION_BYTES];
 
 /// Where an inode's records are whose key this is, or what it begins with.
 pub(crate) fn place(key: &[u8]) -> Place {
@@ -84,6 +84,6 @@ pub(crate) fn count_some(view: &View, from: &Place, looks: usize) -> Result<(u64
 }
 
 /// Counts the inode records of all namespaces.
-pub(crate) fn count(view: &View) -> Result<u64> {
+pub fn count(view: &View) -> Result<u64> {
     Ok(count_some(view, &Place::default(), usize::MAX)?.0)
 }

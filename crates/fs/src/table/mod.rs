@@ -15,20 +15,20 @@ use crate::hash::NameHasher;
 use crate::subvolume::{Change, Slot};
 
 pub(crate) mod extents;
-pub(crate) mod inodes;
+pub mod inodes;
 pub(crate) mod names;
-pub(crate) mod orphans;
-pub(crate) mod subvolumes;
+pub mod orphans;
+pub mod subvolumes;
 pub(crate) mod xattrs;
 
-pub(crate) type Result<T> = std::result::Result<T, EngineError>;
+pub type Result<T> = std::result::Result<T, EngineError>;
 
 /// Gets keys and values; false ends the scan.
 type Each<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<bool>;
 
 /// The namespace a subvolume shows: which entries of the versioned maps are its own.
 #[derive(Clone)]
-pub(crate) struct Namespace {
+pub struct Namespace {
     /// Where the trees are.
     pub store: Arc<Store>,
     /// What is above the numbers of its inodes.

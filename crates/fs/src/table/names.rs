@@ -13,7 +13,7 @@ use crate::subvolume::{Change, Slot, local};
 
 /// All names of one directory with one hash.
 #[derive(Debug)]
-pub(crate) struct Bucket {
+pub struct Bucket {
     slot: Slot,
     /// Without the slot, as are the inodes in the records.
     dir: InodeId,
@@ -58,7 +58,7 @@ impl Sequences {
 
 /// Where a name was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Found {
+pub struct Found {
     /// Number in its bucket.
     pub sequence: u8,
     /// The inode it leads to.
@@ -74,7 +74,7 @@ impl Bucket {
     }
 
     /// The entry with this name.
-    pub(crate) fn find(&self, wanted: &[u8]) -> Option<Found> {
+    pub fn find(&self, wanted: &[u8]) -> Option<Found> {
         self.now.0.iter().find_map(|(sequence, record)| match record {
             NameRecord::Entry { kind, ino, name, .. } if name == wanted => {
                 Some(Found { sequence: *sequence, ino: self.slot.full(*ino), kind: *kind })
@@ -90,7 +90,7 @@ impl Bucket {
 
     /// Adds a name that is not in the bucket. False if all 256 sequences are taken.
     #[must_use]
-    pub(crate) fn insert(&mut self, new_name: &[u8], new_ino: InodeId, new_kind: InodeKind) -> bool {
+    pub fn insert(&mut self, new_name: &[u8], new_ino: InodeId, new_kind: InodeKind) -> bool {
         let removed_first = matches!(self.now.get(0), Some(NameRecord::Removed));
         let free = if removed_first { Some(0) } else { self.now.free() };
         let Some(sequence) = free else { return false };
@@ -113,7 +113,7 @@ impl Bucket {
     }
 
     /// Removes the name at `at`.
-    pub(crate) fn remove(&mut self, at: u8) {
+    pub fn remove(&mut self, at: u8) {
         self.now.remove(at);
         self.settle();
     }
@@ -166,7 +166,7 @@ impl Namespace {
     }
 
     /// The bucket of `name` in `dir`: one lookup unless hashes collide.
-    pub(crate) fn bucket(&self, dir: InodeId, name: &[u8]) -> Result<Bucket> {
+    pub fn bucket(&self, dir: InodeId, name: &[u8]) -> Result<Bucket> {
         let base = self.hasher.base(name);
         let mut stored = Sequences::default();
         let first = self.get(TreeId::NAMES, &self.name_key(dir, base), NameRecord::decode)?;
@@ -211,7 +211,7 @@ impl Namespace {
 
 impl Change {
     /// Writes what was edited.
-    pub(crate) fn put_bucket(&self, tx: &mut Transaction, bucket: &Bucket) -> Result<()> {
+    pub fn put_bucket(&self, tx: &mut Transaction, bucket: &Bucket) -> Result<()> {
         for (sequence, _) in bucket.stored.0.iter().filter(|(s, _)| bucket.now.get(*s).is_none()) {
             let key = self.name_key(bucket.dir, bucket.base.with_sequence(*sequence));
             self.delete(tx, TreeId::NAMES, &key)?;

@@ -8,7 +8,7 @@ use super::{Result, corrupt};
 use crate::subvolume::Slot;
 
 /// The orphan `ino`.
-pub(crate) fn get(store: &Store, ino: InodeId) -> Result<Option<OrphanRecord>> {
+pub fn get(store: &Store, ino: InodeId) -> Result<Option<OrphanRecord>> {
     let Some(bytes) = store.get(TreeId::ORPHANS, &orphan_key(ino))? else { return Ok(None) };
     OrphanRecord::decode(&bytes).map(Some).map_err(corrupt(|| format!("orphan {}", ino.0)))
 }
@@ -25,12 +25,12 @@ pub(crate) fn delete(tx: &mut Transaction, ino: InodeId) {
 }
 
 /// Calls `each` with every orphan's number, whatever its record is like. A key that is none is an error, after all others.
-pub(crate) fn each(view: &View, each: &mut dyn FnMut(InodeId)) -> Result<()> {
+pub fn each(view: &View, each: &mut dyn FnMut(InodeId)) -> Result<()> {
     each_between(view, &[], None, each)
 }
 
 /// The same of the orphans of one subvolume, which lie together: no other's are looked at.
-pub(crate) fn each_of(view: &View, slot: Slot, each: &mut dyn FnMut(InodeId)) -> Result<()> {
+pub fn each_of(view: &View, slot: Slot, each: &mut dyn FnMut(InodeId)) -> Result<()> {
     let first = |slot: Slot| orphan_key(slot.full(InodeId(0)));
     each_between(view, &first(slot), Some(&first(Slot(slot.0 + 1))), each)
 }

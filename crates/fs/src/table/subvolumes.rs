@@ -44,7 +44,7 @@ pub(crate) fn delete(tx: &mut Transaction, id: u64) {
 }
 
 /// All subvolumes but the first, with what their records say or what is wrong with them.
-pub(crate) fn others(view: &View) -> Result<Vec<(u64, std::result::Result<SubvolumeRecord, Corrupt>)>> {
+pub fn others(view: &View) -> Result<Vec<(u64, std::result::Result<SubvolumeRecord, Corrupt>)>> {
     let mut found = Vec::new();
     view.scan(TreeId::SUBVOLUMES, &subvolume_key(FIRST_SUBVOLUME + 1), &mut |key, value| {
         let id = key.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));

@@ -10,7 +10,7 @@ use crate::subvolume::{Change, local};
 
 /// One attribute as found.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Xattr {
+pub struct Xattr {
     /// Where it is.
     pub position: NamePosition,
     /// Its name, the length of its value and the beginning of it.

@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 /// How the thread is told what to do.
 #[derive(Default)]
-pub(crate) struct Ahead {
+pub struct Ahead {
     /// Set without the lock by writers, so that they take it once a round.
     wanted: AtomicBool,
     /// Whether a large write to a long file has come since the thread last looked.
@@ -114,14 +114,14 @@ impl Ahead {
 }
 
 /// The running thread. Dropping it waits for its end.
-pub(crate) struct AheadThread {
+pub struct AheadThread {
     core: Arc<Core>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl AheadThread {
     /// Starts it.
-    pub(crate) fn start(core: &Arc<Core>) -> AheadThread {
+    pub fn start(core: &Arc<Core>) -> AheadThread {
         let theirs = core.clone();
         let run = move || {
             while theirs.dirty.ahead.wait() {
@@ -166,7 +166,7 @@ impl Core {
 
     /// Writes back what snapshots wait for, the files of which that was asked, and then the oldest until less is dirty than what this begins at, or only what
     /// cannot be written back. That keeps the rest from nothing; the error is the first.
-    pub(crate) fn write_ahead(&self) -> Result<()> {
+    pub fn write_ahead(&self) -> Result<()> {
         let mut result = self.complete(|_| !self.dirty.ahead.stopped());
         loop {
             // In each round: under a load without end there are always more.

@@ -16,7 +16,7 @@ use crate::Result;
 use crate::core::Core;
 
 /// How far a group has been gathered: the next page's job, how many are left, and where the next blocks would best lie.
-pub(super) struct Source {
+pub struct Source {
     pub near: PoolAddr,
     pub left: usize,
     pub job: usize,
@@ -24,7 +24,7 @@ pub(super) struct Source {
 }
 
 /// Pages that have their place.
-pub(super) struct Batch {
+pub struct Batch {
     pub placed: Arc<Placed>,
     /// The checksum of each page; none if they ride.
     pub sums: Vec<u32>,
@@ -35,7 +35,7 @@ pub(super) struct Batch {
 }
 
 /// Pages of one job. Let go of when they are logged, not with the whole group: the next writes come into the same memory.
-pub(super) struct Part {
+pub struct Part {
     /// Number of the job.
     pub job: usize,
     /// Ascending.
@@ -45,7 +45,7 @@ pub(super) struct Part {
 }
 
 /// What is written where.
-pub(super) struct Placed {
+pub struct Placed {
     pub runs: Vec<Run>,
     /// As many pages as the runs have blocks, in the same order.
     pub data: Vec<Data>,

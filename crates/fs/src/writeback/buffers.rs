@@ -33,7 +33,7 @@ pub(super) const CHUNK_PAGES_MAX: usize = 256;
 pub(crate) const CHUNK_BYTES_MIN: usize = CHUNK_PAGES[CHUNK_PAGES.len() - 1] * BLOCK_BYTES;
 
 /// The buffers nobody uses just now.
-pub(crate) struct Buffers {
+pub struct Buffers {
     gather: Mutex<Vec<AlignedBuf>>,
     chunks: Arc<SpareChunks>,
 }
@@ -95,8 +95,8 @@ impl Buffers {
     }
 
     /// Bytes of the chunks that somebody uses.
-    #[cfg(test)]
-    pub(crate) fn chunk_bytes_in_use(&self) -> u64 {
+    #[cfg(feature = "internals")]
+    pub fn chunk_bytes_in_use(&self) -> u64 {
         self.chunks.kept.lock().in_use
     }
 
@@ -117,7 +117,7 @@ impl Drop for Buffers {
 }
 
 /// Whole pages of one write, side by side. They never change: who overwrites one takes a copy of it.
-pub(crate) struct Chunk {
+pub struct Chunk {
     /// The pages, and of a writer's own buffer what lies behind them.
     buf: Arc<AlignedBuf>,
     pages: usize,

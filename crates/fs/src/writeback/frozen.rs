@@ -42,7 +42,7 @@ const TOPOLOGY_ROUNDS: usize = 4;
 
 /// What one snapshot waits for. Two that are equal wait for the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct FrozenSet {
+pub struct FrozenSet {
     /// The subvolume whose files they are.
     pub source: Slot,
     /// The snapshot.
@@ -57,7 +57,7 @@ pub(crate) struct FrozenSet {
 
 /// All snapshots that are pending, oldest first. Bound: some 40 bytes each; a sync completes them all.
 #[derive(Default)]
-pub(crate) struct Frozen {
+pub struct Frozen {
     /// Whether there are any: nearly always there are none.
     any: AtomicBool,
     sets: Mutex<Vec<FrozenSet>>,
@@ -67,7 +67,7 @@ pub(crate) struct Frozen {
 
 /// What [`Core::freeze`] found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Freeze {
+pub enum Freeze {
     /// Nothing is dirty.
     Nothing,
     /// The snapshot is pending.
@@ -78,7 +78,7 @@ pub(crate) enum Freeze {
 
 /// Files that could not be logged when they were last tried, by who completes snapshots, and why: many may wait for the same.
 #[derive(Default)]
-pub(crate) struct Failed(HashMap<InodeId, FsError>);
+pub struct Failed(HashMap<InodeId, FsError>);
 
 impl Frozen {
     fn any(&self) -> bool {
@@ -86,7 +86,7 @@ impl Frozen {
     }
 
     /// What the snapshots wait for that `wanted` accepts.
-    pub(crate) fn matching(&self, wanted: impl Fn(&FrozenSet) -> bool) -> Vec<FrozenSet> {
+    pub fn matching(&self, wanted: impl Fn(&FrozenSet) -> bool) -> Vec<FrozenSet> {
         if !self.any() {
             return Vec::new();
         }
@@ -99,7 +99,7 @@ impl Frozen {
     }
 
     /// The snapshot in `snapshot` waits for nothing.
-    pub(crate) fn remove(&self, snapshot: Slot) {
+    pub fn remove(&self, snapshot: Slot) {
         let mut sets = self.sets.lock();
         sets.retain(|set| set.snapshot != snapshot);
         self.any.store(!sets.is_empty(), Ordering::Release);
@@ -111,7 +111,7 @@ impl Core {
     /// caller has the gate alone; `alone` says whether only the source holds that version until now.
     ///
     /// One instant: of two writes one after the other, the second is not in the snapshot without the first.
-    pub(crate) fn freeze(&self, source: Slot, snapshot: Slot, holder: Holder, alone: bool) -> Freeze {
+    pub fn freeze(&self, source: Slot, snapshot: Slot, holder: Holder, alone: bool) -> Freeze {
         let mut sets = self.frozen.sets.lock();
         self.dirty.divide(source, |newest, upto| {
             let Some(newest) = newest else { return Freeze::Nothing };
@@ -176,7 +176,7 @@ impl Core {
     }
 
     /// Completes the pending snapshots that `wanted` accepts, but for those that are being taken just now.
-    pub(crate) fn complete(&self, wanted: impl Fn(&FrozenSet) -> bool) -> Result<()> {
+    pub fn complete(&self, wanted: impl Fn(&FrozenSet) -> bool) -> Result<()> {
         // A file that cannot be written keeps its own snapshots pending, and no other.
         let (mut result, mut failed) = (Ok(()), Failed::default());
         for set in self.frozen.matching(wanted) {
@@ -186,7 +186,7 @@ impl Core {
     }
 
     /// Logs what is frozen for one snapshot, which then is no longer pending, but for what has `failed` before.
-    pub(crate) fn complete_set(&self, set: &FrozenSet, failed: &mut Failed) -> Result<()> {
+    pub fn complete_set(&self, set: &FrozenSet, failed: &mut Failed) -> Result<()> {
         let is_frozen = |state: &InodeState| (1..=set.upto).contains(&state.dirty_from());
         let mut rounds_left = THAWS_MAX;
         loop {

@@ -34,7 +34,7 @@ const EXTENTS_IN_NEED: usize = 16;
 const WRITES_MAX: usize = 2;
 
 /// One file's part of a group.
-pub(crate) struct FileJob {
+pub struct FileJob {
     pub state: Arc<InodeState>,
     /// Marks the pages that are in flight for this job.
     pub id: u64,
@@ -52,7 +52,7 @@ pub(crate) struct FileJob {
 
 /// Files that are written back together.
 #[derive(Default)]
-pub(crate) struct Group {
+pub struct Group {
     jobs: Vec<FileJob>,
     pages: usize,
     reservation: Option<Reservation>,
@@ -132,7 +132,7 @@ impl<'scope> Writing<'scope> {
 
 impl Core {
     /// Writes and logs a group.
-    pub(crate) fn write_group(&self, group: &mut Group, ride: Ride) -> Result<()> {
+    pub fn write_group(&self, group: &mut Group, ride: Ride) -> Result<()> {
         let Group { jobs, pages, reservation } = group;
         // Small files first: whoever waits for one of them does not wait for the large ones.
         jobs.sort_by_key(|job| job.pages.len());

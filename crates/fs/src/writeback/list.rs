@@ -17,7 +17,7 @@ use crate::subvolume::Slot;
 
 /// A file that has data to be logged.
 #[derive(Clone)]
-pub(crate) struct DirtyFile {
+pub struct DirtyFile {
     /// Which.
     pub state: Arc<InodeState>,
     /// Since when.
@@ -41,7 +41,7 @@ struct Listed {
 
 /// All dirty files. A leaf in the lock order. Bounded by the dirty limit: a file in it has at least one page.
 #[derive(Default)]
-pub(crate) struct DirtyList {
+pub struct DirtyList {
     listed: Mutex<Listed>,
     pages: AtomicU64,
     /// [`varve_engine::Store::nodes_read`] when extents were last logged.
@@ -112,7 +112,7 @@ impl DirtyList {
     }
 
     /// All files, oldest first.
-    pub(crate) fn all(&self) -> Vec<DirtyFile> {
+    pub fn all(&self) -> Vec<DirtyFile> {
         self.oldest(usize::MAX, |_| true)
     }
 
@@ -127,7 +127,7 @@ impl DirtyList {
     }
 
     /// What all dirty pages hold.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.pages.load(Ordering::Relaxed) * BLOCK_BYTES as u64
     }
 }

@@ -22,10 +22,10 @@ use crate::Result;
 use crate::core::Core;
 use crate::inode::{InodeState, Turn};
 
-pub(crate) mod ahead;
+pub mod ahead;
 mod batch;
 pub(crate) mod buffers;
-pub(crate) mod frozen;
+pub mod frozen;
 mod job;
 pub(crate) mod list;
 pub(crate) mod order;
@@ -33,7 +33,7 @@ mod page_map;
 pub(crate) mod pages;
 mod take;
 
-pub(crate) use job::Group;
+pub use job::Group;
 use list::DirtyFile;
 
 /// What logging one page may add to the extents: its entry, and the second half of one that it splits.
@@ -55,7 +55,7 @@ const AGE_SECONDS: i64 = 5;
 
 /// Whether data may ride with the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Ride {
+pub enum Ride {
     /// If there is little of it.
     Allowed,
     /// No: it has reached the device (though not a flush) when its extents are logged.
@@ -64,7 +64,7 @@ pub(crate) enum Ride {
 
 /// Lets concurrent syncs share rounds: who waits while a whole round goes by that began after he came is done.
 #[derive(Default)]
-pub(crate) struct SyncRounds {
+pub struct SyncRounds {
     /// Number of the last round that has begun.
     begun: AtomicU64,
     /// Held by the round that runs; the number of the last that has succeeded.
@@ -117,7 +117,7 @@ impl Core {
 
     /// Writes back the pages of one file up to `size_max`, as if the file ended there; the caller has its turn, and
     /// gets it back.
-    pub(crate) fn write_back_in_turn(&self, turn: Turn, size_max: u64, ride: Ride) -> Result<Turn> {
+    pub fn write_back_in_turn(&self, turn: Turn, size_max: u64, ride: Ride) -> Result<Turn> {
         let state = turn.state().clone();
         let written = self.try_in_turn(turn, size_max, ride);
         if written.is_err() {

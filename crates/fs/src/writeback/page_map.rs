@@ -16,7 +16,7 @@ struct Block<V> {
 }
 
 /// Values by ascending number.
-pub(crate) struct PageMap<V> {
+pub struct PageMap<V> {
     /// The first key of each block, ascending; of a block that has lost its first entries a key no greater than all of its own.
     firsts: Vec<u64>,
     /// The blocks: as many.
@@ -71,7 +71,7 @@ impl<V> PageMap<V> {
     }
 
     /// The value at `key`.
-    pub(crate) fn get(&self, key: u64) -> Option<&V> {
+    pub fn get(&self, key: u64) -> Option<&V> {
         let (block, at) = self.find(key).ok()?;
         Some(&self.blocks[block].values[at])
     }
@@ -248,7 +248,7 @@ impl<V> PageMap<V> {
     }
 
     /// The entries in `range`, ascending.
-    pub(crate) fn range(&self, range: impl RangeBounds<u64>) -> impl Iterator<Item = (u64, &V)> {
+    pub fn range(&self, range: impl RangeBounds<u64>) -> impl Iterator<Item = (u64, &V)> {
         let (begin, end) = self.spots(&range);
         let blocks = self.blocks.iter().enumerate().take(end.0.saturating_add(1)).skip(begin.0);
         blocks.flat_map(move |(number, block)| {

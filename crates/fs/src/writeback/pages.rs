@@ -21,7 +21,7 @@ use super::page_map::PageMap;
 
 /// Contents of a page. Copies share the bytes.
 #[derive(Clone)]
-pub(crate) enum PageBuf {
+pub enum PageBuf {
     /// A buffer of its own.
     Own(SharedPage),
     /// Part of a chunk, and its number in there.
@@ -82,7 +82,7 @@ pub(crate) fn chunk_of(pages: &[(u64, PageBuf)]) -> Option<&Arc<Chunk>> {
 }
 
 /// A page in memory.
-pub(crate) struct Page {
+pub struct Page {
     /// Its bytes. Beyond the file's size they are zero.
     pub data: PageBuf,
     /// Whether it is newer than the log and than any copy in flight.
@@ -103,7 +103,7 @@ impl Page {
 
 /// The dirty pages of one file, by page number.
 #[derive(Default)]
-pub(crate) struct DirtyPages {
+pub struct DirtyPages {
     /// All pages in memory.
     pub map: PageMap<Page>,
     /// How many of them are dirty.
@@ -121,7 +121,7 @@ pub(crate) fn zero_page() -> PageBuf {
 
 impl DirtyPages {
     /// Whether no page is in memory.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }
 

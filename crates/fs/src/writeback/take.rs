@@ -16,7 +16,7 @@ use crate::{FsError, Result};
 impl Core {
     /// Adds the dirty pages of a file to `group`; with `size_max`, those below it, as if the file ended there. Small
     /// files are logged at once. The turn comes back when there is nothing (more) to write.
-    pub(crate) fn take(&self, turn: Turn, size_max: u64, group: &mut Group) -> Result<Option<Turn>> {
+    pub fn take(&self, turn: Turn, size_max: u64, group: &mut Group) -> Result<Option<Turn>> {
         let state = turn.state().clone();
         let change = match self.change_to_log(&state) {
             Ok(change) => change,
@@ -205,7 +205,7 @@ impl Core {
 
     /// Ends a group. When it failed, what it has not logged is dirty again, and each file has the space for what is its own:
     /// with another file's it would be given back when that is written or deleted, and be gone when it is needed.
-    pub(crate) fn finish(&self, group: Group, result: Result<()>) -> Result<Vec<Turn>> {
+    pub fn finish(&self, group: Group, result: Result<()>) -> Result<Vec<Turn>> {
         let (jobs, mut reservation) = group.into_parts();
         let mut turns = Vec::with_capacity(jobs.len());
         for job in jobs {

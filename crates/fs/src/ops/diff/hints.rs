@@ -21,11 +21,11 @@ const DIFFS_MAX: usize = 4;
 const TIRED: u32 = 120;
 
 /// A directory, and a place in it.
-pub(super) type Place = (u64, NamePosition);
+pub type Place = (u64, NamePosition);
 
 /// What the pages of one diff leave for the next ones, of each side.
 #[derive(Default)]
-pub(crate) struct Hints {
+pub struct Hints {
     of: Option<(InodeId, InodeId)>,
     /// Looks of the background since the last page.
     idle: u32,
@@ -35,7 +35,7 @@ pub(crate) struct Hints {
 
 /// Those of the diffs that are under way.
 #[derive(Default)]
-pub(crate) struct AllHints(Vec<Hints>);
+pub struct AllHints(Vec<Hints>);
 
 impl AllHints {
     /// Takes those of a diff that has come to `cursor`.
@@ -58,14 +58,14 @@ impl AllHints {
         self.0.retain(|hints| hints.idle < TIRED);
     }
     /// Names that pages have passed.
-    #[cfg(test)]
+    #[cfg(feature = "internals")]
     pub(crate) fn looks(&self) -> u64 {
         self.0.iter().map(|hints| hints.old.looks + hints.new.looks).sum()
     }
 }
 
 /// Places, `max` at most: of those that are added the ones with the lowest numbers from `first` on, and those below it that there is room for.
-pub(super) struct Lowest {
+pub struct Lowest {
     places: BTreeMap<u64, Place>,
     first: u64,
     max: usize,
@@ -99,13 +99,13 @@ impl Lowest {
 }
 
 /// Places of one side.
-pub(super) struct Places {
+pub struct Places {
     /// Of what pages ask for.
     pub next: Lowest,
     /// Of directories on the way to the root.
     above: BTreeMap<u64, Place>,
     /// Names that were passed.
-    #[cfg(test)]
+    #[cfg(feature = "internals")]
     pub looks: u64,
 }
 
@@ -114,7 +114,7 @@ impl Default for Places {
         Places {
             next: Lowest::new(NEXT_MAX),
             above: BTreeMap::new(),
-            #[cfg(test)]
+            #[cfg(feature = "internals")]
             looks: 0,
         }
     }
@@ -127,7 +127,7 @@ impl Places {
     }
     /// A name is passed.
     pub(super) fn look(&mut self) {
-        #[cfg(test)]
+        #[cfg(feature = "internals")]
         {
             self.looks += 1;
         }

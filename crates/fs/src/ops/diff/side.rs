@@ -20,7 +20,7 @@ use crate::{FileKind, Result};
 const DEPTH_MAX: usize = 1 << 20;
 
 /// Of each inode the place of a name, and the name.
-pub(super) type Known = HashMap<u64, (Place, Vec<u8>)>;
+pub type Known = HashMap<u64, (Place, Vec<u8>)>;
 /// Hears of a name: the inode it leads to, what that is, and where the name is.
 type Pass<'a> = &'a mut dyn FnMut(u64, FileKind, Place);
 /// Gets a prefix and a value; false ends the scan.
@@ -28,7 +28,7 @@ type Each<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<bool>;
 /// Asked of a directory, by its number, place and name.
 type Asked<'a> = &'a mut dyn FnMut(u64, Place, &[u8]) -> Result<bool>;
 
-pub(super) struct Side {
+pub struct Side {
     pub path: Path,
     pub family: FamilyId,
 }

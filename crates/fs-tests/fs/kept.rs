@@ -1,0 +1,237 @@
+//! What a full pool keeps for deleting: who is refused takes nothing of it.
+
+use super::space::full_with_a_snapshot;
+use super::*;
+
+// Goal: what only adds to a file that a snapshot shows, too, and is refused, has not made the file's record the subvolume's own: that would
+// come out of what is kept for deleting. Method: a file for each call, a snapshot, and all the space taken that an ordinary request may
+// have; after each refusal it is asked whose the record is, and all are removed in the end.
+#[test]
+fn who_is_refused_copies_no_record() {
+    let f = Fixture::new(64 * MIB);
+    let source = f.create(b"source");
+    f.write(source, 0, &pattern(1, 16_384));
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let names = [
+        "same",
+        "emptied",
+        "cut",
+        "cloned",
+        "deduped",
+        "copied",
+        "inserted",
+        "collapsed",
+        "there",
+        "left",
+        "right",
+        "white",
+        "out",
+    ];
+    let files = names.map(|name| {
+        let ino = f.fs.create(Caller::ROOT, sub, name.as_bytes(), 0o644).unwrap().ino;
+        if !["copied", "emptied"].contains(&name) {
+            f.write(ino, 0, &pattern(1, 16_384));
+        }
+        ino
+    });
+    let [same, emptied, cut, cloned, deduped, copied, inserted, collapsed, there, left, right, white, out] =
+        files;
+    f.fs.sync().unwrap();
+    f.fs.snapshot(sub, ROOT, b"snapshot", true, false).unwrap();
+    // The subvolume has a version of its own.
+    f.fs.create(Caller::ROOT, sub, b"new", 0o644).unwrap();
+    f.fs.sync().unwrap();
+    let core = f.fs.core();
+    let own = |ino| {
+        let (change, state) = (core.change(ino).unwrap(), core.state(ino));
+        let inner = state.inner.read();
+        core.is_own(&change, ino, &inner).unwrap()
+    };
+    // Nodes that are dirty already would take a little more.
+    f.fs.checkpoint().unwrap();
+    f.fs.checkpoint().unwrap();
+    let taken = f.take_all();
+    let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
+    let exchange = |from: &[u8], to: &[u8], mode| f.fs.rename(sub, from, sub, to, mode);
+    let whiteout = RenameMode::Whiteout { caller: Caller::ROOT, replace: true };
+    let keep = Allocate::Reserve { keep_size: true };
+    type Call<'a> = &'a dyn Fn() -> varve_fs::internals::Result<()>;
+    let calls: [(&str, &[InodeId], Call<'_>); 11] = [
+        ("the same size", &[same], &|| f.fs.setattr(Caller::ROOT, same, size(16_384)).map(drop)),
+        ("O_TRUNC", &[emptied], &|| f.fs.open_inode(Caller::ROOT, emptied, true)),
+        ("truncate", &[cut], &|| f.fs.setattr(Caller::ROOT, cut, size(16_385)).map(drop)),
+        ("clone", &[cloned], &|| f.fs.clone_range(Caller::ROOT, (source, 0), (cloned, 0), 8192)),
+        ("dedupe", &[deduped], &|| f.fs.dedupe_range((source, 0), (deduped, 0), 8192).map(drop)),
+        ("copy", &[copied], &|| f.fs.copy_range(Caller::ROOT, (source, 0), (copied, 0), 16_384).map(drop)),
+        ("insert", &[inserted], &|| f.fs.insert_range(Caller::ROOT, inserted, 4096, 4096)),
+        ("collapse", &[collapsed], &|| f.fs.collapse_range(Caller::ROOT, collapsed, 4096, 4096)),
+        ("allocate", &[there], &|| f.fs.fallocate(Caller::ROOT, there, 0, 4096, keep)),
+        ("exchange", &[left, right], &|| exchange(b"left", b"right", RenameMode::Exchange)),
+        ("whiteout", &[white, out], &|| exchange(b"white", b"out", whiteout)),
+    ];
+    let mut copied_by = Vec::new();
+    for (what, targets, call) in calls {
+        let result = call();
+        assert_eq!(result.map_err(|error| error.errno()), Err(28), "{what}");
+        copied_by.extend(targets.iter().any(|ino| own(*ino)).then_some(what));
+    }
+    assert!(copied_by.is_empty(), "refused, and has copied a record: {copied_by:?}");
+    // What would free something, had nobody else it, is none of these.
+    f.truncate(cut, 16_383);
+    f.truncate(same, 0);
+    assert!(own(cut) && own(same));
+    for name in names {
+        f.fs.unlink(sub, name.as_bytes()).unwrap();
+    }
+    drop(taken);
+    f.fs.sync().unwrap();
+    f.check();
+}
+
+/// On a full pool, of whose files a snapshot shows many: what `attempt` does to each of those is refused, but to a few. Then something is
+/// written over, before which `own` has its turn with that file, and as many are removed as could be without all that.
+fn what_is_kept_is_there_after(
+    attempt: impl Fn(&Fixture, InodeId) -> varve_fs::internals::Result<()>,
+    own: impl FnOnce(&Fixture, InodeId),
+) {
+    let (f, names) = full_with_a_snapshot(0);
+    let over = f.fs.lookup(ROOT, b"big").unwrap().ino;
+    f.fs.checkpoint().unwrap();
+    let mut accepted = 0;
+    for name in names.clone().step_by(6) {
+        match attempt(&f, f.fs.lookup(ROOT, &name).unwrap().ino) {
+            Ok(()) => accepted += 1,
+            Err(error) => assert_eq!(error.errno(), 28, "{error}"),
+        }
+    }
+    own(&f, over);
+    f.write(over, 4096, &[1; 4096]);
+    f.fs.sync().unwrap();
+    for name in names.take(500) {
+        f.fs.unlink(ROOT, &name).unwrap();
+    }
+    f.check();
+    assert!(accepted < 100, "{accepted}");
+}
+
+// Goal: however often somebody is refused who makes files longer that a snapshot shows, too, they can be removed and written over
+// afterwards. Method: all that are wanted longer are refused on a full pool.
+#[test]
+fn what_is_kept_is_there_after_many_refusals() {
+    let set = SetAttr { size: Some(1), ..SetAttr::default() };
+    what_is_kept_is_there_after(|f, ino| f.fs.setattr(Caller::ROOT, ino, set).map(drop), |_, _| ());
+}
+
+// Goal: the same for who sets the size that such files have: it frees nothing, and each takes a record. Method: as before, with O_TRUNC of the
+// empty files; then the size that a file of the subvolume's own has, which takes no record: it marks the times, and after it all goes on.
+#[test]
+fn what_is_kept_is_there_after_many_cuts_of_nothing() {
+    let cut = |f: &Fixture, ino: InodeId| {
+        f.fs.open_inode(Caller::ROOT, ino, true)?;
+        f.fs.release_inode(ino)
+    };
+    what_is_kept_is_there_after(cut, |f, own| {
+        let before = f.fs.getattr(own).unwrap();
+        f.truncate(own, before.size);
+        let after = f.fs.getattr(own).unwrap();
+        assert!(after.mtime > before.mtime && after.ctime > before.ctime, "{before:?} {after:?}");
+    });
+}
+
+/// Writes every second page of a file, whose extents then fill about so many nodes to the last entry. Gives, for each of these, where a page
+/// between two others is.
+fn scattered(f: &Fixture, ino: InodeId, nodes: u64) -> impl Fn(u64) -> u64 + use<> {
+    const EXTENTS: u64 = 172;
+    let data = pattern(1, 4096);
+    (0..nodes * EXTENTS).for_each(|n| f.write(ino, n * 8192, &data));
+    f.fs.sync().unwrap();
+    f.fs.checkpoint().unwrap();
+    f.fs.checkpoint().unwrap();
+    |n| (n * EXTENTS * 2 + 101) * 4096
+}
+
+/// A full pool on which no more may be removed beside a snapshot: others have taken all there is, and of what is kept all but the quarter (of
+/// what does not float) that removals leave, and `less` blocks. `pages` pages of a file wait, each in a node of its own.
+struct Squeezed<At> {
+    f: Fixture,
+    ino: InodeId,
+    /// Where each page is.
+    odd: At,
+    /// Bytes that were unused before, by the bitmap and by the books.
+    unused: (u64, u64),
+    taken: Vec<Reservation>,
+    kept: Reservation,
+}
+
+fn squeezed(pages: u64, less: u64) -> Squeezed<impl Fn(u64) -> u64> {
+    let f = Fixture::new(128 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let ino = f.fs.create(Caller::ROOT, sub, b"scattered", 0o644).unwrap().ino;
+    let odd = scattered(&f, ino, pages);
+    f.fs.snapshot(ROOT, ROOT, b"snapshot", true, false).unwrap();
+    let own = f.create(b"own");
+    f.write(own, 0, &[1; 1 << 20]);
+    f.fs.sync().unwrap();
+    f.fs.checkpoint().unwrap();
+    f.fs.checkpoint().unwrap();
+    let unused = (f.unused_bytes(), f.fs.space().free_bytes);
+    (0..pages).for_each(|n| f.write(ino, odd(n), &pattern(2 + n, 4096)));
+    let taken = f.take_all();
+    let store = &f.fs.core().store;
+    let all = f.fs.space().protected_bytes / 4096;
+    let left = (all - store.float_blocks()) / 4 - less;
+    let kept = store.reserve_again(all - left, 0, 0).unwrap().unwrap();
+    assert_eq!(f.fs.core().dirty.bytes(), pages * 4096);
+    Squeezed { f, ino, odd, unused, taken, kept }
+}
+
+// Goal: scattered pages that were accepted are logged on a pool that removals beside a snapshot have left a quarter of what is kept, if not
+// all in one transaction. Method: a file of every second page, whose entries fill some 64 nodes; a page between two others is written
+// in each, and waits. All is synced and read.
+#[test]
+fn scattered_pages_are_logged_in_smaller_steps() {
+    let Squeezed { f, ino, odd, taken, kept, .. } = squeezed(64, 0);
+    f.fs.fsync(ino).unwrap();
+    assert_eq!(f.fs.core().dirty.bytes(), 0);
+    for n in 0..64 {
+        assert!(f.fs.read(ino, odd(n), 4096).unwrap() == pattern(2 + n, 4096), "{n}");
+    }
+    drop((taken, kept));
+    f.fs.sync().unwrap();
+    f.check();
+}
+
+// Goal: where not even that does, what was logged stays, the rest keeps its space, and what is nobody else's can still be removed.
+// Method: the same with more pages, or less of what is kept; the blocks are counted after each refusal, a file is removed, and when all is
+// logged in the end the books are compared with the bitmap.
+#[test]
+fn what_is_logged_in_part_keeps_its_space() {
+    let mut in_part = 0;
+    for (pages, less) in [(64, 60), (64, 140), (100, 0), (128, 0)] {
+        let what = format!("{pages} pages, {less} blocks less");
+        let Squeezed { f, ino, odd, unused: (unused, free), taken, kept } = squeezed(pages, less);
+        let waiting = || f.fs.core().dirty.bytes() / 4096;
+        for _ in 0..3 {
+            refused(f.fs.fsync(ino), 28);
+            accepted::look(&f, &[ino], &what);
+        }
+        in_part += u32::from(waiting() < pages);
+        f.fs.unlink(ROOT, b"own").unwrap();
+        drop(kept);
+        f.fs.fsync(ino).unwrap();
+        drop(taken);
+        for n in 0..pages {
+            assert!(f.fs.read(ino, odd(n), 4096).unwrap() == pattern(2 + n, 4096), "{what}: {n}");
+        }
+        f.fs.maintain().unwrap();
+        f.check();
+        f.fs.checkpoint().unwrap();
+        f.fs.checkpoint().unwrap();
+        let space = f.fs.space();
+        assert_eq!((space.reserved_bytes, space.held_back_bytes), (0, 0), "{what}");
+        // The books keep room for all pages of checksums, whether they are there or not.
+        let lost = (unused as i64 - f.unused_bytes() as i64) - (free as i64 - space.free_bytes as i64);
+        assert!((0..=4 * 4096).contains(&lost), "{what}: {lost} bytes");
+    }
+    assert!(in_part > 1);
+}
