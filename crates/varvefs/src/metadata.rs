@@ -145,6 +145,7 @@ pub struct Metadata {
     pub changed: SystemTime,
     /// Creation.
     pub created: SystemTime,
+    pub(crate) is_subvolume: bool,
 }
 
 impl Metadata {
@@ -163,6 +164,7 @@ impl Metadata {
             modified: system_time(attr.mtime),
             changed: system_time(attr.ctime),
             created: system_time(attr.btime),
+            is_subvolume: varve_fs::subvolume_root(attr.ino) == attr.ino,
         }
     }
 
@@ -179,6 +181,20 @@ impl Metadata {
     /// Whether this is a symbolic link.
     pub fn is_symlink(&self) -> bool {
         self.file_type.is_symlink()
+    }
+
+    /// Whether this is the root directory of a subvolume: that of the filesystem is one, too.
+    ///
+    /// ```
+    /// # let fs = varvefs::Pool::in_memory(64 << 20)?.filesystem();
+    /// fs.create_subvolume("/project")?;
+    /// fs.create_dir("/project/src")?;
+    /// assert!(fs.metadata("/project")?.is_subvolume());
+    /// assert!(!fs.metadata("/project/src")?.is_subvolume());
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn is_subvolume(&self) -> bool {
+        self.is_subvolume
     }
 }
 
