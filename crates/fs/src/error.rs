@@ -83,6 +83,9 @@ pub enum FsError {
     /// A read-only snapshot is not removed as a directory is.
     #[error("this is a read-only snapshot: `varve subvolume delete` deletes it")]
     IsSubvolume,
+    /// A rename would put an empty directory or subvolume in a subvolume's place, or the other way round.
+    #[error("no subvolume takes another one's place, or a directory's, by a rename: two can be exchanged")]
+    OnlyExchanged,
     /// A subvolume was needed.
     #[error("not a subvolume")]
     NotSubvolume,
@@ -111,7 +114,7 @@ impl FsError {
     /// The errno a POSIX caller gets (Linux numbers).
     pub fn errno(&self) -> i32 {
         match self {
-            FsError::NotPermitted | FsError::IsSubvolume => 1,
+            FsError::NotPermitted | FsError::IsSubvolume | FsError::OnlyExchanged => 1,
             FsError::NotFound => 2,
             FsError::TooBig => 7,
             FsError::Frozen(_) => 11,

@@ -28,6 +28,9 @@ pub struct KindCounts {
     pub workloads: u64,
     /// Crashes simulated.
     pub crashes: u64,
+    /// Exchanges of two subvolumes in the workloads.
+    #[serde(default)]
+    pub exchanges: u64,
     /// Time spent, summed over threads, in milliseconds.
     pub busy_ms: u64,
 }
@@ -99,6 +102,7 @@ impl State {
         self.kinds.values().fold(KindCounts::default(), |sum, kind| KindCounts {
             workloads: sum.workloads + kind.workloads,
             crashes: sum.crashes + kind.crashes,
+            exchanges: sum.exchanges + kind.exchanges,
             busy_ms: sum.busy_ms + kind.busy_ms,
         })
     }
@@ -118,7 +122,11 @@ impl State {
         for (name, kind) in rows {
             let _ = writeln!(text, "| {name} | {} | {} | {:.0} |", kind.workloads, kind.crashes, rate(kind));
         }
-        let _ = writeln!(text, "\nViolations: {}.", self.failures_count);
+        let _ = writeln!(
+            text,
+            "\nExchanges of subvolumes: {}. Violations: {}.",
+            total.exchanges, self.failures_count
+        );
         for failed in &self.failures {
             let first = failed.what.lines().next().unwrap_or_default();
             let _ = writeln!(text, "\n- {first}\n  `{}` (at {})", failed.reproduce, failed.commit);
@@ -167,7 +175,10 @@ pub fn soak(
                     counts.workloads += 1;
                     counts.busy_ms += began.elapsed().as_millis() as u64;
                     match result {
-                        Ok(done) => counts.crashes += done.crashes,
+                        Ok(done) => {
+                            counts.crashes += done.crashes;
+                            counts.exchanges += done.exchanges;
+                        }
                         Err(failure) => {
                             counts.crashes += failure.crashes_before + 1;
                             println!("{failure}\n");

@@ -39,6 +39,8 @@ pub struct Counts {
     pub workloads: u64,
     /// Crashes simulated, second ones included.
     pub crashes: u64,
+    /// Exchanges of two subvolumes in the workloads.
+    pub exchanges: u64,
 }
 
 /// A broken promise, and how to see it again.
@@ -217,8 +219,9 @@ fn run_all(kind: Kind, seed: u64, wanted: Wanted) -> Result<Counts, Box<Failure>
     .map_err(|Violation(what)| failure(None, 0, what, history(&session)))?;
     let calls = history(&session);
     let session = session.into_inner().unwrap_or_else(PoisonError::into_inner).expect("the workload ran");
+    let exchanges = session.exchanges();
     let (timeline, disk, _) = session.end();
-    let mut counts = Counts { workloads: 1, crashes: 0 };
+    let mut counts = Counts { workloads: 1, crashes: 0, exchanges };
     let cuts = cuts(kind, seed, &timeline, &disk);
     for (number, cut) in cuts.iter().enumerate() {
         let number = number as u64;
@@ -302,7 +305,7 @@ fn concurrent(seed: u64, wanted: Wanted) -> Result<Counts, (Option<u64>, Violati
     let crashes = if wanted == Wanted::None { 0 } else { Kind::Concurrent.crashes().seeded as u64 };
     let (disk, ..) = prepared(Base::Empty).map_err(|violation| (None, violation))?;
     let crashes = concurrent::run(&disk, seed, crashes, &|| {})?;
-    Ok(Counts { workloads: 1, crashes })
+    Ok(Counts { workloads: 1, crashes, exchanges: 0 })
 }
 
 /// After a clean close nothing is left to recover, and everything is there.

@@ -17,7 +17,7 @@ use varve_torture::disk::{Cut, Disk};
 use varve_torture::overlap;
 use varve_torture::session::{Opened, Setup, StepClock};
 use varve_torture::suite::run_steps;
-use varve_torture::trial::{POOL_BYTES, Wanted, format, run};
+use varve_torture::trial::{Counts, POOL_BYTES, Wanted, format, run};
 use varve_torture::workload::{Kind, exhaustive};
 
 /// Steps each thread runs. What a test does is counted, not timed: a slow machine takes longer for it.
@@ -78,19 +78,24 @@ fn pairs_are_exhaustive() {
 }
 
 /// Workloads of a kind, the first seeds of it, until there have been so many crashes.
-fn survives(kind: Kind, wanted: u64) {
-    let mut crashes = 0;
+fn survives(kind: Kind, wanted: u64) -> Counts {
+    let mut all = Counts::default();
     for seed in 1..=60 {
-        if crashes >= wanted {
+        if all.crashes >= wanted {
             break;
         }
         match run(kind, seed, Wanted::All) {
-            Ok(counts) => crashes += counts.crashes,
+            Ok(counts) => {
+                all.crashes += counts.crashes;
+                all.exchanges += counts.exchanges;
+            }
             Err(failure) => panic!("{failure}"),
         }
     }
+    let crashes = all.crashes;
     println!("{crashes} crashes");
     assert!(crashes >= wanted, "only {crashes} crashes in all seeds");
+    all
 }
 
 // Goal: promise 1 holds for subvolumes, snapshots and clones, and what is deleted comes back whole. Method: workloads that
@@ -100,7 +105,9 @@ fn forks_survive() {
     if varve_torture::tuned::test("forks_survive") {
         return;
     }
-    survives(Kind::Forks, FORKS_CRASHES);
+    let exchanges = survives(Kind::Forks, FORKS_CRASHES).exchanges;
+    println!("{exchanges} exchanges of subvolumes");
+    assert!(exchanges > 0, "no two subvolumes were exchanged");
 }
 
 // Goal: promise 1 holds when reads fail in the middle of calls of many steps, and what such a call has done by then is a beginning

@@ -112,6 +112,10 @@ pub enum Reason {
     /// A read-only snapshot is not removed as a directory is.
     #[error("it is a read-only snapshot, which is deleted as one (with delete_subvolume)")]
     IsSubvolume,
+    /// A subvolume takes the place of nothing by a rename, and gives its own to nothing; two exchange theirs
+    /// ([`crate::Filesystem::exchange`]).
+    #[error("no subvolume takes another one's place, or a directory's, by a rename: two can be exchanged")]
+    OnlyExchanged,
     /// A subvolume was needed, and this is something else.
     #[error("not a subvolume")]
     NotASubvolume,
@@ -228,7 +232,8 @@ impl Reason {
             Reason::NotPermitted
             | Reason::AccessDenied(_)
             | Reason::NotOpenedFor(_)
-            | Reason::IsSubvolume => io::ErrorKind::PermissionDenied,
+            | Reason::IsSubvolume
+            | Reason::OnlyExchanged => io::ErrorKind::PermissionDenied,
             Reason::AttributeTooLarge => io::ErrorKind::ArgumentListTooLong,
             Reason::FileTooLarge | Reason::TooFragmented => io::ErrorKind::FileTooLarge,
             Reason::TooManyLinks => io::ErrorKind::TooManyLinks,
@@ -429,6 +434,7 @@ fn reason_of(error: varve_fs::FsError) -> Reason {
         varve_fs::FsError::NotSupported => Reason::NotSupported,
         varve_fs::FsError::CrossDevice => Reason::CrossesSubvolumes,
         varve_fs::FsError::IsSubvolume => Reason::IsSubvolume,
+        varve_fs::FsError::OnlyExchanged => Reason::OnlyExchanged,
         varve_fs::FsError::NotSubvolume => Reason::NotASubvolume,
         varve_fs::FsError::Unrelated => Reason::Unrelated,
         varve_fs::FsError::Stale => Reason::SubvolumeDeleted,

@@ -409,8 +409,9 @@ impl Filesystem {
     /// too, `to` leads to the old file or to the whole new one. Where nothing is at `to`, what was written before and not synced
     /// may come after the name: sync the file first, or it may be there and empty after a crash.
     ///
-    /// A subvolume takes nothing's place, and nothing takes a subvolume's: [`Reason::NotEmpty`], of an empty one, too, or
-    /// [`Reason::Exists`] where the other one comes at the same moment.
+    /// A subvolume takes nothing's place, and nothing takes a subvolume's: [`Reason::NotEmpty`] if there is something in what is at
+    /// `to`, else [`Reason::OnlyExchanged`]; or [`Reason::Exists`] where the other one comes at the same moment.
+    /// [`Filesystem::exchange`] swaps two.
     pub fn rename(&self, from: impl AsPath, to: impl AsPath) -> Result<()> {
         self.rename_as(from, to, varve_fs::RenameMode::Replace)
     }
@@ -421,8 +422,30 @@ impl Filesystem {
         self.rename_as(from, to, varve_fs::RenameMode::NoReplace)
     }
 
-    /// Swaps two names, of whatever kinds but those of subvolumes ([`Reason::NotSupported`]), in one step. Files are written first: at
-    /// every instant, after a crash too, each name leads to one of the two, whole.
+    /// Swaps two names, of whatever kinds, in one step. Files are written first: at every instant, after a crash too, each name leads to
+    /// one of the two, whole.
+    ///
+    /// A subvolume is swapped with another one, wherever they are ([`Reason::NotSupported`] for anything else). What was
+    /// written in it and not synced may come after the names, as in a directory; a new snapshot is whole.
+    ///
+    /// So a subvolume is rolled back: no program finds it missing, nor a part of it.
+    ///
+    /// ```
+    /// use varvefs::SnapshotOptions;
+    ///
+    /// # let fs = varvefs::Pool::in_memory(64 << 20)?.filesystem();
+    /// fs.create_subvolume("/project")?;
+    /// fs.write("/project/notes", "good")?;
+    /// fs.snapshot("/project", "/before", SnapshotOptions::new().read_only(true))?;
+    /// fs.write("/project/notes", "spoilt")?;
+    ///
+    /// fs.snapshot("/before", "/back", SnapshotOptions::new())?;
+    /// fs.exchange("/back", "/project")?;
+    /// assert_eq!(fs.read("/project/notes")?, b"good");
+    /// assert_eq!(fs.read("/back/notes")?, b"spoilt");
+    /// fs.sync()?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn exchange(&self, one: impl AsPath, other: impl AsPath) -> Result<()> {
         self.rename_as(one, other, varve_fs::RenameMode::Exchange)
     }

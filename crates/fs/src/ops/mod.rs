@@ -12,6 +12,7 @@ pub(crate) mod link;
 pub mod listing;
 pub(crate) mod lookup;
 pub(crate) mod map;
+mod moving;
 pub mod ranges;
 pub(crate) mod read;
 pub(crate) mod rename;

@@ -1,4 +1,4 @@
-//! Subvolumes: create, snapshot, rename, delete. They are listed in [`super::listing`].
+//! Subvolumes: create, snapshot, delete. They move in [`super::moving`], and are listed in [`super::listing`].
 //!
 //! Who makes, moves or deletes one holds the topology lock throughout. A snapshot is one transaction under the gate of the
 //! source's family alone: its record, a count, and what its directory notes. Where that gate cannot be had while the
@@ -23,7 +23,7 @@ use varve_format::record::xattr::xattr_key;
 use super::flags::{Touch, require_unprotected, unless_damaged};
 use super::require_directory;
 use super::xattr::note_first_xattr;
-use crate::api::{Attr, Caller, ROOT_INODE, RenameMode};
+use crate::api::{Attr, Caller, ROOT_INODE};
 use crate::core::{Core, check_name, touch_directory};
 use crate::inode::Inner;
 use crate::reaper::Task;
@@ -33,9 +33,6 @@ use crate::table::xattrs::xattr_entries;
 use crate::table::{Namespace, inodes, subvolumes};
 use crate::writeback::frozen::{Freeze, FrozenSet};
 use crate::{FsError, Result};
-
-/// Subvolumes within one another, at most: bounds walks in a damaged pool.
-const DEPTH_MAX: usize = 1 << 20;
 
 /// Where a subvolume will be: directory, position there, name; and when it came there.
 type NewPlace<'a> = (InodeId, NamePosition, &'a [u8], Time);
@@ -64,7 +61,7 @@ impl Which {
 }
 
 /// Whether the root directory of a subvolume has no entries, subvolumes aside.
-fn is_empty(namespace: &Namespace, root: InodeId) -> Result<bool> {
+pub(super) fn is_empty(namespace: &Namespace, root: InodeId) -> Result<bool> {
     Ok(namespace.inode(root)?.is_some_and(|(record, _)| record.size == 0))
 }
 
@@ -168,7 +165,13 @@ impl Core {
     }
 
     /// A position in a directory, which is locked, for a name that is free there.
-    fn free_place(&self, change: &Change, dir: &Inner, parent: InodeId, name: &[u8]) -> Result<NamePosition> {
+    pub(super) fn free_place(
+        &self,
+        change: &Change,
+        dir: &Inner,
+        parent: InodeId,
+        name: &[u8],
+    ) -> Result<NamePosition> {
         require_directory(dir)?;
         let base = self.subvolumes.hasher.base(name);
         let vacancy = self.subvolumes.nested.vacancy(parent, base, name);
@@ -182,7 +185,7 @@ impl Core {
     }
 
     /// Adds to `tx` that a directory has got or lost a subvolume `now`. Gives its new record.
-    fn note_change(
+    pub(super) fn note_change(
         &self,
         change: &Change,
         tx: &mut Transaction,
@@ -238,7 +241,7 @@ impl Core {
 
     /// Notes in a directory that it has lost a subvolume. That has happened, and a deletion may have taken from the protected
     /// part: so may this. Only where not even that has space, or the directory cannot be read, does it go without.
-    fn note_loss(&self, parent: InodeId) -> Result<()> {
+    pub(super) fn note_loss(&self, parent: InodeId) -> Result<()> {
         let result = (|| {
             let change = self.change(parent)?;
             let state = self.state(parent);
@@ -439,7 +442,7 @@ impl Core {
 
     /// Refuses to take the name from a subvolume whose root directory must not lose it, as of any directory. In a read-only
     /// snapshot nobody could take such flags away: there they show what was, and keep nothing.
-    fn require_unprotected_root(&self, subvolume: &Subvolume) -> Result<()> {
+    pub(super) fn require_unprotected_root(&self, subvolume: &Subvolume) -> Result<()> {
         if !self.flagged() || subvolume.read_only {
             return Ok(());
         }
@@ -575,74 +578,5 @@ impl Core {
             }
         }
         Ok(left)
-    }
-
-    /// A rename of which either side is a subvolume.
-    pub(crate) fn rename_subvolume(
-        &self,
-        (parent, name): (InodeId, &[u8]),
-        (new_parent, new_name): (InodeId, &[u8]),
-        mode: RenameMode,
-    ) -> Result<()> {
-        let topology = self.topology(|set| set.snapshot == Slot::of(new_parent))?;
-        let Some((position, entry)) = self.nested(parent, name)? else {
-            let source = self.names(parent)?.lookup(parent, name)?.ok_or(FsError::NotFound)?;
-            return Err(match (mode, source.kind) {
-                _ if mode.refuses() => FsError::Exists,
-                (RenameMode::Exchange, _) => FsError::NotSupported,
-                (_, InodeKind::Directory) => FsError::NotEmpty,
-                _ => FsError::IsDirectory,
-            });
-        };
-        let slot = entry.ok_or(FsError::NotFound)?;
-        let target = self.names(new_parent)?.lookup(new_parent, new_name)?.map(|found| found.kind);
-        let other = self.nested(new_parent, new_name)?;
-        if !mode.refuses() && other.is_some_and(|(_, other)| other == Some(slot)) {
-            return Ok(());
-        }
-        match (mode, target, other) {
-            (RenameMode::Exchange, None, None) => return Err(FsError::NotFound),
-            (RenameMode::Exchange, ..) => return Err(FsError::NotSupported),
-            // The name of a subvolume is no entry that another could take the place of.
-            (RenameMode::Whiteout { .. }, None, None) => return Err(FsError::NotSupported),
-            (_, None, None) => {}
-            _ if mode.refuses() => return Err(FsError::Exists),
-            (_, Some(kind), None) if kind != InodeKind::Directory => return Err(FsError::NotDirectory),
-            _ => return Err(FsError::NotEmpty),
-        }
-        // Not below itself.
-        let mut above = Slot::of(new_parent);
-        for _ in 0..DEPTH_MAX {
-            if above == slot {
-                return Err(FsError::Invalid);
-            }
-            match *self.subvolumes.get(above)?.place.lock() {
-                Some((dir, _)) => above = Slot::of(dir),
-                None => break,
-            }
-        }
-        let subvolume = self.subvolumes.get(slot)?.shared();
-        self.require_unprotected_root(&subvolume)?;
-        let new_id = self.subvolumes.get(Slot::of(new_parent))?.id;
-        let change = self.change(new_parent)?;
-        let state = self.state(new_parent);
-        let mut dir = self.write_lock(&state)?;
-        let new_position = self.free_place(&change, &dir, new_parent, new_name)?;
-        let mut tx = Transaction::new();
-        let noted = self.note_change(&change, &mut tx, new_parent, &dir, self.now())?;
-        self.apply_record(tx, &subvolume, |record| {
-            if let Some(place) = &mut record.place {
-                (place.parent, place.directory) = (new_id, local(new_parent));
-                (place.position, place.name) = (new_position, new_name.to_vec());
-            }
-        })?;
-        self.subvolumes.nested.put(new_parent, new_position, new_name, Some(slot));
-        self.subvolumes.nested.remove(parent, position);
-        *subvolume.place.lock() = Some((new_parent, new_position));
-        dir.take_over(&change, noted);
-        drop(dir);
-        drop(change);
-        drop(topology);
-        self.note_loss(parent)
     }
 }

@@ -170,6 +170,18 @@ impl Nested {
         }
     }
 
+    /// The names at two places lead to each other's subvolumes, from one moment to the next.
+    pub(crate) fn exchange(&self, one: (InodeId, NamePosition), other: (InodeId, NamePosition)) {
+        let mut directories = self.directories.write();
+        let mut lead = |(dir, position): (InodeId, NamePosition), slot: Option<Slot>| {
+            let entry = directories.get_mut(&dir)?.get_mut(&position)?;
+            std::mem::replace(&mut entry.slot, slot)
+        };
+        let slot = lead(one, None);
+        let other_slot = lead(other, slot);
+        lead(one, other_slot);
+    }
+
     /// Takes it away.
     pub(crate) fn remove(&self, dir: InodeId, position: NamePosition) {
         let mut directories = self.directories.write();

@@ -220,6 +220,13 @@ impl Subvolumes {
         self.changing[slot.0 as usize % CHANGING].lock()
     }
 
+    /// The same for the records of two.
+    pub(crate) fn changing_both(&self, slots: [Slot; 2]) -> (MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>) {
+        let [one, other] = slots.map(|slot| slot.0 as usize % CHANGING);
+        let first = self.changing[one.min(other)].lock();
+        (first, (one != other).then(|| self.changing[one.max(other)].lock()))
+    }
+
     /// Takes one out: from now on its numbers lead nowhere.
     pub(crate) fn remove(&self, slot: Slot) {
         self.others.write().remove(&slot);

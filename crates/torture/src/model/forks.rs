@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use varve_fs::{InodeId, NAME_BYTES_MAX, ROOT_INODE, RenameMode};
 
-use super::apply::{EEXIST, EINVAL, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY, EOPNOTSUPP, Errno};
+use super::apply::{
+    EEXIST, EINVAL, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY, EOPNOTSUPP, EPERM, Errno,
+};
 use super::{Body, Context, Inode, Model, PAGE_BYTES};
 use crate::call::Call;
 
@@ -340,7 +342,7 @@ impl Model {
         self.make(parent, name, (mode, 0), Body::File(Arc::new(content)), cx)
     }
 
-    /// A rename of which either side is a subvolume: it moves over nothing, not even an empty directory.
+    /// A rename of which either side is a subvolume: it moves over nothing, not even an empty directory. Two are exchanged.
     pub(super) fn rename_subvolume(
         &mut self,
         from: (InodeId, &[u8]),
@@ -350,18 +352,24 @@ impl Model {
     ) -> Result<(), Errno> {
         let source = *self.directory(from.0)?.get(from.1).ok_or(ENOENT)?;
         let target = self.directory(to.0)?.get(to.1).copied();
-        let is_directory = |model: &Model, ino| model.get(ino).is_some_and(|inode| inode.entries().is_some());
+        let entries =
+            |model: &Model, ino| model.get(ino).and_then(|inode| inode.entries().map(BTreeMap::len));
         match (mode, target) {
             (_, Some(_)) if mode.refuses() => return Err(EEXIST),
             (RenameMode::Exchange, None) => return Err(ENOENT),
             (_, Some(target)) if target == source => return Ok(()),
+            (RenameMode::Exchange, Some(target)) if is_subvolume(source) && is_subvolume(target) => {
+                return self.exchange_subvolumes((from, source), (to, target), cx);
+            }
+            (RenameMode::Exchange, _) if slot(from.0) != slot(to.0) => return Err(EXDEV),
             (RenameMode::Exchange, _) | (RenameMode::Whiteout { .. }, None) => return Err(EOPNOTSUPP),
             (_, None) => {}
             (_, Some(target)) => {
-                return Err(match (is_directory(self, source), is_directory(self, target)) {
-                    (true, false) => ENOTDIR,
-                    (false, true) => EISDIR,
-                    _ => ENOTEMPTY,
+                return Err(match (entries(self, source), entries(self, target)) {
+                    (Some(_), None) => ENOTDIR,
+                    (None, Some(_)) => EISDIR,
+                    (_, Some(1..)) => ENOTEMPTY,
+                    _ => EPERM,
                 });
             }
         }
@@ -372,12 +380,50 @@ impl Model {
         self.require(|at, _| at == slot(to.0));
         self.entries_mut(from.0).remove(from.1);
         self.entries_mut(to.0).insert(to.1.to_vec(), source);
-        if let Some(Body::Directory { parent, .. }) = self.get_mut(source).map(|inode| &mut inode.body) {
-            *parent = to.0;
-        }
+        self.lies_in(source, to.0);
         self.touch(from.0, cx.now);
         self.touch(to.0, cx.now);
         Ok(())
+    }
+
+    fn exchange_subvolumes(
+        &mut self,
+        (from, source): ((InodeId, &[u8]), InodeId),
+        (to, target): ((InodeId, &[u8]), InodeId),
+        cx: &Context,
+    ) -> Result<(), Errno> {
+        if self.is_below(to.0, source) || self.is_below(from.0, target) {
+            return Err(EINVAL);
+        }
+        self.require_unprotected_root(source)?;
+        self.require_unprotected_root(target)?;
+        // A name that is there is no new one.
+        self.require_unprotected(to.0)?;
+        // Nor may a crash take one of them away, and with it a name that was there.
+        let all = [source, target, from.0, to.0].map(slot);
+        self.require(|at, _| all.contains(&at));
+        self.entries_mut(from.0).insert(from.1.to_vec(), target);
+        self.entries_mut(to.0).insert(to.1.to_vec(), source);
+        self.lies_in(source, to.0);
+        self.lies_in(target, from.0);
+        self.touch(from.0, cx.now);
+        self.touch(to.0, cx.now);
+        Ok(())
+    }
+
+    /// Whether a call is to exchange two subvolumes with each other.
+    pub fn exchanges(&self, call: &Call) -> bool {
+        let Call::Rename { parent, name, new_parent, new_name, mode: RenameMode::Exchange } = call else {
+            return false;
+        };
+        let both = [self.lookup(*parent, name), self.lookup(*new_parent, new_name)];
+        both[0] != both[1] && both.into_iter().all(|found| found.is_some_and(is_subvolume))
+    }
+
+    fn lies_in(&mut self, root: InodeId, dir: InodeId) {
+        if let Some(Body::Directory { parent, .. }) = self.get_mut(root).map(|inode| &mut inode.body) {
+            *parent = dir;
+        }
     }
 
     /// What a crash may find of a call of several transactions, beside nothing and all of it: times of a directory
@@ -404,6 +450,11 @@ impl Model {
             Call::Snapshot { parent, .. } => vec![touched(*parent)],
             Call::DeleteSubvolume { parent, .. } => {
                 vec![done(call).map(|model| with_times_of(model, *parent)), done(call)]
+            }
+            Call::Rename { parent, new_parent, mode: RenameMode::Exchange, .. } if self.exchanges(call) => {
+                let moved = done(call);
+                let times = moved.clone().filter(|_| parent != new_parent);
+                vec![times.map(|model| with_times_of(model, *parent)), moved]
             }
             Call::Rename { parent, name, new_parent, .. }
                 if self.lookup(*parent, name).is_some_and(is_subvolume) =>

@@ -88,6 +88,8 @@ pub struct Session {
     history: Vec<String>,
     /// Calls made: their numbers name what they reserve.
     calls: u64,
+    /// Exchanges of two subvolumes among them that were done.
+    exchanges: u64,
     /// The call under way has failed because something could not be read.
     call_unread: bool,
     /// Trims between the calls, and how likely each is.
@@ -120,6 +122,7 @@ impl Session {
             timeline,
             history: Vec::new(),
             calls: 0,
+            exchanges: 0,
             call_unread: false,
             trims: None,
             started: Vec::new(),
@@ -184,6 +187,11 @@ impl Session {
     pub fn disk(&self) -> &Disk {
         &self.disk
     }
+    /// How often two subvolumes have been exchanged.
+    pub fn exchanges(&self) -> u64 {
+        self.exchanges
+    }
+
     /// The last calls with their positions and results, for reports.
     pub fn history(&self, last: usize) -> String {
         self.history[self.history.len().saturating_sub(last)..].join("\n")
@@ -320,6 +328,7 @@ impl Session {
         let call = &old.meaning(call);
         let size = call.subject().and_then(|ino| old.get(ino)).map_or(0, Inode::size);
         self.calls += 1;
+        self.exchanges += u64::from(errno == 0 && old.exchanges(call));
         let reservation = self.calls;
         let caller = self.setup.caller;
         let context = Context { now, caller, created, written, size, reservation, logged: false };

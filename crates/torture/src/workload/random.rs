@@ -404,7 +404,7 @@ impl Generator {
         let parent = pick(rng, &tree.directories).unwrap_or(ROOT_INODE);
         let name = self.name(rng);
         let placed: Vec<_> = tree.names.iter().filter(|(.., ino)| is_subvolume(*ino)).cloned().collect();
-        let placed = pick(rng, &placed);
+        let (placed, all) = (pick(rng, &placed), placed);
         let full = slots.len() > SUBVOLUMES_MAX || tree.names.len() > INODES_MAX;
         match (rng.below(20), placed) {
             (0..3, _) if !full => Call::CreateSubvolume { parent, name, mode: [0o755, 0o2770][rng.index(2)] },
@@ -414,7 +414,11 @@ impl Generator {
                 Call::Snapshot { source, parent, name, read_only, sync }
             }
             (0..13, Some((parent, name, _))) => Call::DeleteSubvolume { parent, name },
-            (13..15, Some((from, name, _))) => {
+            (13..15, Some((from, name, _))) if all.len() > 1 => {
+                let (new_parent, new_name, _) = pick(rng, &all).expect("there are two");
+                Call::Rename { parent: from, name, new_parent, new_name, mode: RenameMode::Exchange }
+            }
+            (13..17, Some((from, name, _))) => {
                 let (new_parent, new_name) = (parent, self.name(rng));
                 let mode = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange][rng.index(3)];
                 Call::Rename { parent: from, name, new_parent, new_name, mode }

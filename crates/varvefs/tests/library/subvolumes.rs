@@ -6,7 +6,7 @@ use std::sync::Barrier;
 use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
 
-use varvefs::{Change, Reason, SnapshotOptions, XattrMode};
+use varvefs::{Change, MemoryDisk, Reason, SnapshotOptions, XattrMode};
 
 use crate::{MIB, assert_sound, fresh, names, quiet};
 
@@ -257,4 +257,51 @@ fn what_cannot_be_compared_is_refused_at_once() {
     let mut expected: Vec<_> = (0..3000).map(|n| PathBuf::from(format!("d/{n}"))).collect();
     expected.sort();
     assert_eq!(linked, expected);
+}
+
+// Goal: what the documentation of exchanges and renames says of subvolumes, and whether something is one. Method: a rollback; two in
+// different subvolumes; each refusal; the kinds of everything.
+#[test]
+fn subvolumes_are_exchanged() {
+    let disk = MemoryDisk::new(64 * MIB);
+    let pool = quiet().create_on(&disk).unwrap();
+    let fs = pool.filesystem();
+    fs.create_subvolume("/project").unwrap();
+    fs.create_dir("/shelf").unwrap();
+    fs.create_dir("/project/src").unwrap();
+    fs.create_subvolume("/project/inner").unwrap();
+    fs.write("/project/src/main", b"good").unwrap();
+    fs.snapshot("/project", "/shelf/before", SnapshotOptions::new().read_only(true)).unwrap();
+    fs.write("/project/src/main", b"spoilt").unwrap();
+    let open = fs.open("/project/src/main").unwrap();
+    fs.snapshot("/shelf/before", "/shelf/back", SnapshotOptions::new()).unwrap();
+    fs.exchange("/shelf/back", "/project").unwrap();
+    fs.start_sync().unwrap().wait().unwrap();
+    for fs in [fs.clone(), quiet().open_on(&disk.after_power_cut()).unwrap().filesystem()] {
+        assert_eq!(fs.read("/project/src/main").unwrap(), b"good");
+        assert_eq!(fs.read("/shelf/back/src/main").unwrap(), b"spoilt");
+        let paths: Vec<_> = fs.subvolumes().unwrap().into_iter().map(|subvolume| subvolume.path).collect();
+        let expected = ["/", "/shelf/back", "/shelf/back/inner", "/shelf/before", "/project"];
+        assert_eq!(paths, expected.map(PathBuf::from));
+    }
+    let mut read = [0; 6];
+    open.read_exact_at(&mut read, 0).unwrap();
+    assert_eq!(&read, b"spoilt", "what is open stays what it is");
+    fs.exchange("/project", "/shelf/back/inner").unwrap();
+    assert_eq!(fs.read("/shelf/back/inner/src/main").unwrap(), b"good");
+    assert_eq!(names(&fs, "/project"), [""; 0]);
+    let reason = |result: varvefs::Result<()>| result.unwrap_err().reason().clone();
+    assert!(matches!(reason(fs.exchange("/shelf/back", "/shelf/back/inner")), Reason::Invalid(_)));
+    assert_eq!(reason(fs.exchange("/shelf", "/project")), Reason::NotSupported);
+    assert_eq!(reason(fs.exchange("/project", "/shelf/back/src")), Reason::CrossesSubvolumes);
+    assert_eq!(reason(fs.rename("/shelf", "/project")), Reason::OnlyExchanged);
+    assert_eq!(reason(fs.rename("/project", "/shelf/back/inner")), Reason::NotEmpty);
+    let error = fs.rename("/shelf/back", "/project").unwrap_err();
+    assert_eq!((error.reason(), error.kind()), (&Reason::OnlyExchanged, ErrorKind::PermissionDenied));
+    let is_subvolume = |path: &str| fs.metadata(path).unwrap().is_subvolume();
+    assert!(["/", "/project", "/shelf/before", "/shelf/back/inner"].into_iter().all(is_subvolume));
+    assert!(!["/shelf", "/shelf/back/src", "/shelf/back/src/main"].into_iter().any(is_subvolume));
+    let entries = fs.read_dir("/shelf").unwrap().map(|entry| entry.unwrap().metadata().unwrap());
+    assert_eq!(entries.filter(varvefs::Metadata::is_subvolume).count(), 2);
+    assert_sound(&pool);
 }
