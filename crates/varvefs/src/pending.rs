@@ -5,6 +5,7 @@
 //! earlier ones, so that many cost what one does.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::{Error, Fault, Result};
 use crate::shared::Shared;
@@ -46,6 +47,44 @@ impl Pending {
         self.wait_here()
     }
 
+    /// As [`Pending::wait`], for no longer than `limit`: true when it is durable, false when the time has passed before. What it
+    /// waits for goes on: afterwards this can be asked and waited for again.
+    ///
+    /// The flush is made by a thread of the pool's own, one at most, which ends when it is done. While it lasts the pool stays open, as in
+    /// every call. It shares flushes with whoever else waits.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// # let fs = varvefs::Pool::in_memory(64 << 20)?.filesystem();
+    /// let file = fs.create("/journal")?;
+    /// file.write_all_at(b"entry", 0)?;
+    /// let pending = file.start_sync()?;
+    /// while !pending.wait_timeout(Duration::from_secs(1))? {
+    ///     eprintln!("the disk is slow today");
+    /// }
+    /// assert!(pending.is_durable());
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn wait_timeout(&self, limit: Duration) -> Result<bool> {
+        if self.is_durable() {
+            return Ok(true);
+        }
+        match self.shared.commits.wait(&self.shared, self.upto, limit) {
+            // What came of it is told at once now.
+            Ok(true) => self.wait_here().map(|()| true),
+            Ok(false) => Ok(self.is_durable()),
+            Err(fault) => Err(self.failed(fault)),
+        }
+    }
+
+    fn failed(&self, fault: Fault) -> Error {
+        match &self.path {
+            Some(path) => fault.on("sync", path),
+            None => Error::pool("sync", &self.shared.name, fault),
+        }
+    }
+
     fn wait_here(&self) -> Result<()> {
         let result = match self.shared.enter_again() {
             Ok(fs) => match fs.commit(self.upto) {
@@ -56,10 +95,7 @@ impl Pending {
             Err(_) if self.shared.was_durable(self.upto) => Ok(()),
             Err(fault) => Err(fault),
         };
-        result.map_err(|fault| match &self.path {
-            Some(path) => fault.on("sync", path),
-            None => Error::pool("sync", &self.shared.name, fault),
-        })
+        result.map_err(|fault| self.failed(fault))
     }
 }
 

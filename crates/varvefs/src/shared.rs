@@ -21,6 +21,10 @@ use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
 
 use crate::error::{Error, Fault, Reason, Result};
 
+mod commits;
+
+use commits::Commits;
+
 enum State {
     Open {
         fs: Arc<varve_fs::Filesystem>,
@@ -90,6 +94,8 @@ pub(crate) struct Shared {
     /// The one that has opened it.
     process: varve_device::Process,
     open: Mutex<varve_engine::Numbered<varve_fs::InodeId, Weak<OpenInode>>>,
+    /// For who waits with a limit.
+    pub commits: Commits,
 }
 
 impl Shared {
@@ -108,8 +114,8 @@ impl Shared {
         let state = RwLock::new(State::Open { fs: Arc::new(fs), file });
         let closing = AtomicBool::new(false);
         let process = varve_device::Process::current();
-        let open = Mutex::default();
-        Arc::new(Shared { name, recovery, devices_before, walks, state, closing, process, open })
+        let (open, commits) = (Mutex::default(), Commits::default());
+        Arc::new(Shared { name, recovery, devices_before, walks, state, closing, process, open, commits })
     }
 
     /// Somebody goes on with numbers for long, until this is dropped. Before the first of them is looked for.

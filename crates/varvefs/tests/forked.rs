@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use varvefs::{Error, Pool, PoolOptions, Reason};
 
@@ -89,6 +90,7 @@ fn a_forked_child_leaves_the_pool_alone() {
                 refused(fs.write("/childs", b"the child's")),
                 refused(fs.sync()),
                 listing.next().is_some_and(refused),
+                refused(pending.wait_timeout(Duration::MAX)),
                 !pending.is_durable() && refused(pending.wait()),
                 refused(pool.check(true)),
                 refused(pool.clone().close()),

@@ -353,3 +353,56 @@ fn numbers_of_subvolumes_come_back() {
     }
     assert!(pool.check(true).unwrap().is_clean());
 }
+
+// Goal: who waits with a limit hears when it has passed, may ask again, and hears when it is durable; then no thread keeps the pool
+// open. Method: flushes that somebody holds up, two syncs that are waited for in turn and at once.
+#[test]
+fn a_sync_is_waited_for_with_a_limit() {
+    let f = Fixture::new();
+    let fs = f.filesystem();
+    let file = fs.create("/file").unwrap();
+    file.write_at(b"first", 0).unwrap();
+    let first = file.start_sync().unwrap();
+    f.flushes.shut();
+    assert!(!first.wait_timeout(Duration::ZERO).unwrap());
+    assert!(f.flushes.somebody_comes(LONG), "somebody flushes, although nobody waits");
+    assert!(!first.wait_timeout(SHORT).unwrap() && !first.is_durable());
+    file.write_at(b"second", 0).unwrap();
+    let second = file.start_sync().unwrap();
+    thread::scope(|scope| {
+        let waits = [&first, &second].map(|one| scope.spawn(move || one.wait_timeout(Duration::MAX)));
+        assert!(!second.wait_timeout(SHORT).unwrap() && !second.is_durable());
+        f.flushes.open();
+        for wait in waits {
+            assert!(wait.join().unwrap().unwrap());
+        }
+    });
+    assert!(first.is_durable() && second.is_durable());
+    assert!(second.wait_timeout(Duration::ZERO).unwrap(), "without a flush");
+    first.wait().unwrap();
+    // Once it is durable no thread keeps the pool open.
+    let third = file.start_sync().unwrap();
+    assert!(third.wait_timeout(LONG).unwrap());
+    drop((file, second, third, fs));
+    assert_eq!(Arc::strong_count(&f.shared), 1);
+    assert_eq!(f.reopened().read("/file").unwrap(), b"second");
+}
+
+// Goal: who waits with a limit is told that a flush has failed, each time, and that the pool has been closed meanwhile. Method: a pool that stops while a flush
+// is held up; a close that fails after that.
+#[test]
+fn a_sync_with_a_limit_that_fails() {
+    let f = Fixture::new();
+    let fs = f.filesystem();
+    let file = fs.create("/file").unwrap();
+    file.write_at(b"lost", 0).unwrap();
+    let pending = fs.start_sync().unwrap();
+    f.shared.enter().unwrap().stop("a test");
+    for _ in 0..2 {
+        let error = pending.wait_timeout(LONG).unwrap_err();
+        assert!(matches!(error.reason(), crate::Reason::Stopped(_)), "{error}");
+    }
+    assert!(f.shared.close().is_err());
+    assert_eq!(pending.wait_timeout(LONG).unwrap_err().reason(), &crate::Reason::Closed);
+    assert_eq!(pending.wait().unwrap_err().reason(), &crate::Reason::Closed);
+}

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use varvefs::{Filesystem, LatencyStats, MemoryDisk, OpenOptions, Pool, PoolOptions, Reason, wait_all};
 
@@ -48,7 +48,7 @@ fn a_large_file_that_was_written_anew_is_written_back() {
             break;
         }
         assert!(begun.elapsed().as_secs() < 120, "nobody has written it back");
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -355,10 +355,12 @@ fn what_is_durable_is_durable_when_the_pool_has_stopped() {
         }
         for pending in durable {
             assert!(pending.is_durable(), "{closes}");
+            assert!(pending.wait_timeout(Duration::ZERO).unwrap());
             pending.wait().unwrap();
         }
         for pending in lost {
             assert!(!pending.is_durable(), "{closes}");
+            assert!(pending.wait_timeout(Duration::MAX).is_err());
             let error = pending.wait().unwrap_err();
             let known = if closes {
                 *error.reason() == Reason::Closed
