@@ -17,6 +17,8 @@ use crate::harness::{
 };
 use crate::tree;
 
+mod places;
+
 const EPERM: i32 = 1;
 const EROFS: i32 = 30;
 const ESTALE: i32 = 116;
