@@ -184,7 +184,8 @@ impl Filesystem {
     pub fn rmdir(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.core.thawing(|| self.core.rmdir(parent, name))
     }
-    /// Renames. Over an existing file, the source's data is logged first; in an exchange that of both.
+    /// Renames. Over an existing file, the source's data is logged first; in an exchange that of both. A subvolume takes the place of
+    /// nothing, but two are exchanged; of a snapshot whose data is not all logged that comes first.
     pub fn rename(
         &self,
         parent: InodeId,

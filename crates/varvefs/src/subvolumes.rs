@@ -77,8 +77,8 @@ fn of_new(error: varve_fs::FsError) -> Fault {
 
 impl Filesystem {
     /// Makes an empty subvolume: a directory of which snapshots can be taken. Files cannot be renamed or linked across its
-    /// border; the subvolume itself can be renamed, and is removed with [`Filesystem::delete_subvolume`], or empty with
-    /// [`Filesystem::remove_dir`].
+    /// border; the subvolume itself can be renamed, change places with another one ([`Filesystem::exchange`]), and is removed with
+    /// [`Filesystem::delete_subvolume`], or empty with [`Filesystem::remove_dir`]. [`crate::Metadata::is_subvolume`] tells one.
     ///
     /// There are numbers for 2^20 subvolumes; when all are taken this and [`Filesystem::snapshot`] say [`Reason::Refused`]. The number of one
     /// that was deleted, and with it the inode numbers in it, is another's again when there are no others: after 65,536 more have been

@@ -8,7 +8,8 @@ use clap::{Args, Subcommand};
 /// Make, delete and list subvolumes of a mounted pool.
 ///
 /// A subvolume is a directory of which snapshots can be taken. Files are moved across its border by copying, as between
-/// filesystems; the subvolume itself can be renamed. The root of a pool is a subvolume, too.
+/// filesystems; the subvolume itself can be renamed, and change places with another one in one step (`mv --exchange`). The root of a
+/// pool is a subvolume, too.
 ///
 /// These commands are for root and for the user who mounted the pool.
 #[derive(Args, Debug)]
