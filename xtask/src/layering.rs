@@ -7,7 +7,7 @@ use crate::tree::{Source, code_lines};
 
 /// The crates from the bottom up: each may use only those before it.
 const ORDER: &[&str] =
-    &["format", "device", "sim", "engine", "fs", "mount", "varvefs", "lab", "cli", "torture", "fs-tests"];
+    &["format", "device", "sim", "engine", "fs", "mount", "varvefs", "lab", "cli", "torture", "tests"];
 
 /// Crates for tests and the lab: no other crate may depend on them outside `[dev-dependencies]`, unless behind a
 /// feature that is off in a program built for use.

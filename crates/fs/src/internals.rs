@@ -1,4 +1,4 @@
-//! What the tests of varve-fs look at, which are another package: of each module what is public in it.
+//! What tests in another package look at: of each module what is public in it.
 
 use crate::FsError;
 pub use crate::door::Inside;

@@ -94,7 +94,7 @@ impl Frozen {
     }
 
     /// Whether a snapshot is pending that `wanted` accepts.
-    pub(crate) fn has(&self, wanted: impl Fn(&FrozenSet) -> bool) -> bool {
+    pub fn has(&self, wanted: impl Fn(&FrozenSet) -> bool) -> bool {
         !self.matching(wanted).is_empty()
     }
 

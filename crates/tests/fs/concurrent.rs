@@ -104,7 +104,6 @@ fn one_file_from_many_threads() {
 // take a file's pages as a write-back does; sync from another thread; let the write-back fail; after a kill the data is
 // there.
 #[test]
-#[expect(clippy::disallowed_methods, reason = "gives another thread time to do what it must not")]
 fn a_sync_waits_for_what_others_write_back() {
     let mut f = Fixture::new(64 * MIB);
     let ino = f.create(b"file");
