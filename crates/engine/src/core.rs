@@ -110,12 +110,15 @@ pub struct Purse {
     pub metadata_bytes: u64,
     /// Of the blocks of data, those that have taken what floats.
     pub floating: u64,
+    /// Blocks for the nodes that its data divides, all copies counted.
+    pub splits: u64,
 }
 
 impl Purse {
     /// Blocks the books keep for it.
     pub fn blocks(&self) -> u64 {
-        self.data.saturating_add(self.metadata_bytes.div_ceil(BLOCK_BYTES as u64))
+        let nodes = self.metadata_bytes.div_ceil(BLOCK_BYTES as u64).saturating_add(self.splits);
+        self.data.saturating_add(nodes)
     }
 }
 
@@ -187,15 +190,15 @@ impl Core {
         &self.trees[id.0 as usize - 1]
     }
 
-    /// Finds everything the steps need, or says what is missing. Returns by how many blocks the books may grow, whether
-    /// nodes are added, and the changes of trees that have an effect, in the order of trees and keys.
+    /// Finds everything the steps need, or says what is missing. Returns what they need of nodes, and the changes of trees that have an
+    /// effect, in the order of trees and keys.
     fn prepare<'o>(
         &mut self,
         ops: &'o [Op],
         fetched: &mut Fetched,
         cache: &NodeCache,
         sum_cache: &SumCache,
-    ) -> Result<(u64, bool, Vec<Step<'o>>), Obstacle> {
+    ) -> Result<(Forecast, Vec<Step<'o>>), Obstacle> {
         let Fetched { nodes, sums } = fetched;
         let mut steps: Vec<Step<'o>> = step::recycled(std::mem::take(&mut self.spare_steps));
         steps.reserve_exact(ops.len());
@@ -268,8 +271,7 @@ impl Core {
         if steps.len() < all {
             self.route.clear();
         }
-        // The splits twice: they are forecast exactly, and what a file had set aside counts on the room that is left between.
-        Ok(((forecast.dirtied + 2 * forecast.added) * self.space.copies, forecast.added > 0, steps))
+        Ok((forecast, steps))
     }
 
     /// These have been done: the next list of steps may lie where they lie.
@@ -379,7 +381,7 @@ impl Core {
         if !self.log.takes(self.pending.payload.len() + record_bytes) {
             return Err(Obstacle::LogFull);
         }
-        let (need, grows, steps) = self.prepare(ops, fetched, cache, sum_cache)?;
+        let (forecast, steps) = self.prepare(ops, fetched, cache, sum_cache)?;
         let placed: u64 =
             ops.iter().map(|op| if let Op::Place { run, .. } = op { u64::from(run.blocks) } else { 0 }).sum();
         debug_assert!(placed <= purse.data, "data is placed out of a reservation");
@@ -388,7 +390,10 @@ impl Core {
             0 => purse.metadata_bytes,
             data => purse.metadata_bytes * placed.max(1).min(data) / data,
         };
+        // What it holds for nodes that are divided is for where data goes, and for no record before that.
+        let splits = if placed > 0 { purse.splits } else { 0 };
         let frees = ops.iter().any(|op| matches!(op, Op::Free { .. }));
+        let grows = forecast.added > 0;
         let urgency = match (tx.privileged, tx.sparing && !frees) {
             (true, true) => Urgency::Sparing,
             (true, false) => Urgency::Privileged,
@@ -396,6 +401,9 @@ impl Core {
             (false, _) if tx.replacing => Urgency::Floating,
             (false, _) => Urgency::Ordinary,
         };
+        let copies = self.space.copies;
+        // The splits twice: they are forecast exactly, and what a file had set aside counts on the room that is left between.
+        let need = (forecast.dirtied + 2 * forecast.added) * copies - splits.min(forecast.added * copies);
         let need = need.saturating_sub(share_bytes / BLOCK_BYTES as u64);
         // What is set aside for it all is there, however much of the protected part others have taken. Who has set nothing aside, and
         // happens to need nothing now, waits with the others.
@@ -409,9 +417,12 @@ impl Core {
         // From here on nothing fails.
         let delta = self.mutate(ops, &steps, fetched, cache, sum_cache, (false, spare));
         self.keep_room(steps);
-        let used_bytes =
-            ((delta * self.space.copies as i64).max(0) as u64 * BLOCK_BYTES as u64).min(share_bytes);
+        // What became dirty comes back with the next checkpoint, what was added stays.
+        let used = u64::try_from(delta).unwrap_or(0);
+        let divided = (used.saturating_sub(forecast.dirtied) * copies).min(splits);
+        let used_bytes = ((used * copies - divided) * BLOCK_BYTES as u64).min(share_bytes);
         let before = purse.blocks();
+        purse.splits -= divided;
         purse.metadata_bytes -= used_bytes;
         purse.data -= placed.min(purse.data);
         // What floats first: it comes back with what this frees.
@@ -513,7 +524,7 @@ impl Core {
         cache: &NodeCache,
         sum_cache: &SumCache,
     ) -> Result<(), Obstacle> {
-        let (_, _, steps) = self.prepare(ops, fetched, cache, sum_cache)?;
+        let (_, steps) = self.prepare(ops, fetched, cache, sum_cache)?;
         // None: when the pool was last in use what was reserved may have left no room for it, and it is not known here. Dirty nodes are joined
         // all the same, as they were then.
         let spare = 0;

@@ -35,7 +35,7 @@ pub use options::{
     StoreStats,
 };
 pub use problem::{FileRange, Problem, ProblemKind, Problems};
-pub use store::{Reservation, Store, Trimmed, View};
+pub use store::{Reservation, Store, Trimmed, View, Wanted};
 pub use transaction::{Data, Transaction};
 pub use varve_format::{
     BLOCK_BYTES, Corrupt, FamilyId, InodeId, Lsn, PoolAddr, Run, SEGMENT_BYTES, TreeId, VersionId, VersionKey,

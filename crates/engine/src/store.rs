@@ -33,7 +33,7 @@ use crate::unchanged::LogEnd;
 use crate::version::{Keyframes, Trunks};
 use crate::{Data, EngineError, Transaction};
 
-pub use reserve::Reservation;
+pub use reserve::{Reservation, Wanted};
 pub use trim::Trimmed;
 pub(crate) use trim::Trims;
 

@@ -1,5 +1,6 @@
 //! Writing over what is there, on a pool without space.
 
+use varve_engine::Wanted;
 use varve_sim::Rng;
 
 use super::*;
@@ -249,7 +250,14 @@ fn what_floats_is_bounded() {
     assert_eq!(settled(), before);
     assert_eq!(over(), 0);
     let all = f.fs.core().store.float_blocks();
-    assert!(f.fs.core().store.reserve_float(all, 0, 0, false).unwrap().is_some(), "all of it is there again");
+    assert!(
+        f.fs.core()
+            .store
+            .reserve_float(Wanted { data_blocks: all, ..Wanted::default() }, false)
+            .unwrap()
+            .is_some(),
+        "all of it is there again"
+    );
     f.check();
 }
 

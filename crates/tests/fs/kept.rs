@@ -151,7 +151,8 @@ fn scattered(f: &Fixture, ino: InodeId, nodes: u64) -> impl Fn(u64) -> u64 + use
 }
 
 /// A full pool on which no more may be removed beside a snapshot: others have taken all there is, and of what is kept all but the quarter (of
-/// what does not float) that removals leave, and `less` blocks. `pages` pages of a file wait, each in a node of its own.
+/// what does not float) that removals leave, and `less` blocks. `pages` pages of a file wait, each in a node of its own but for the first,
+/// of which `near` lie in one.
 struct Squeezed<At> {
     f: Fixture,
     ino: InodeId,
@@ -163,11 +164,12 @@ struct Squeezed<At> {
     kept: Reservation,
 }
 
-fn squeezed(pages: u64, less: u64) -> Squeezed<impl Fn(u64) -> u64> {
+fn squeezed(pages: u64, less: u64, near: u64) -> Squeezed<impl Fn(u64) -> u64> {
     let f = Fixture::new(128 * MIB);
     let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
     let ino = f.fs.create(Caller::ROOT, sub, b"scattered", 0o644).unwrap().ino;
-    let odd = scattered(&f, ino, pages);
+    let far = scattered(&f, ino, pages);
+    let odd = move |n| if n < near { (2 * n + 1) * 4096 } else { far(n) };
     f.fs.snapshot(ROOT, ROOT, b"snapshot", true, false).unwrap();
     let own = f.create(b"own");
     f.write(own, 0, &[1; 1 << 20]);
@@ -185,31 +187,38 @@ fn squeezed(pages: u64, less: u64) -> Squeezed<impl Fn(u64) -> u64> {
     Squeezed { f, ino, odd, unused, taken, kept }
 }
 
-// Goal: scattered pages that were accepted are logged on a pool that removals beside a snapshot have left a quarter of what is kept, if not
-// all in one transaction. Method: a file of every second page, whose entries fill some 64 nodes; a page between two others is written
-// in each, and waits. All is synced and read.
+// Goal: scattered pages that were accepted are logged on a pool that removals beside a snapshot have left a quarter of what is kept,
+// however many nodes they divide. Method: a file of every second page, whose entries fill some 64 nodes to 128; a page between two others
+// is written in each, and waits. What has been refused where less was left keeps its nodes; all is synced and read, and what was set
+// aside for nodes and not needed is there again.
 #[test]
 fn scattered_pages_are_logged_in_smaller_steps() {
-    let Squeezed { f, ino, odd, taken, kept, .. } = squeezed(64, 0);
-    f.fs.fsync(ino).unwrap();
-    assert_eq!(f.fs.core().dirty.bytes(), 0);
-    for n in 0..64 {
-        assert!(f.fs.read(ino, odd(n), 4096).unwrap() == pattern(2 + n, 4096), "{n}");
+    for pages in [64, 96, 128] {
+        let Squeezed { f, ino, odd, taken, mut kept, .. } = squeezed(pages, 160, 0);
+        refused(f.fs.fsync(ino), 28);
+        drop(f.fs.core().store.split(&mut kept, 160, 0, 0));
+        f.fs.fsync(ino).unwrap_or_else(|error| panic!("{pages} pages: {error}"));
+        assert_eq!(f.fs.core().dirty.bytes(), 0);
+        for n in 0..pages {
+            assert!(f.fs.read(ino, odd(n), 4096).unwrap() == pattern(2 + n, 4096), "{pages} pages: {n}");
+        }
+        drop((taken, kept));
+        f.fs.sync().unwrap();
+        f.fs.checkpoint().unwrap();
+        assert_eq!(f.fs.space().reserved_bytes, 0, "{pages} pages");
+        f.check();
     }
-    drop((taken, kept));
-    f.fs.sync().unwrap();
-    f.check();
 }
 
 // Goal: where not even that does, what was logged stays, the rest keeps its space, and what is nobody else's can still be removed.
-// Method: the same with more pages, or less of what is kept; the blocks are counted after each refusal, a file is removed, and when all is
+// Method: the same with less of what is kept, and some pages that lie in one node; the blocks are counted after each refusal, a file is removed, and when all is
 // logged in the end the books are compared with the bitmap.
 #[test]
 fn what_is_logged_in_part_keeps_its_space() {
     let mut in_part = 0;
-    for (pages, less) in [(64, 60), (64, 140), (100, 0), (128, 0)] {
+    for (pages, less) in [(64, 176), (100, 174), (128, 172)] {
         let what = format!("{pages} pages, {less} blocks less");
-        let Squeezed { f, ino, odd, unused: (unused, free), taken, kept } = squeezed(pages, less);
+        let Squeezed { f, ino, odd, unused: (unused, free), taken, kept } = squeezed(pages, less, 16);
         let waiting = || f.fs.core().dirty.bytes() / 4096;
         for _ in 0..3 {
             refused(f.fs.fsync(ino), 28);
@@ -234,4 +243,37 @@ fn what_is_logged_in_part_keeps_its_space() {
         assert!((0..=4 * 4096).contains(&lost), "{what}: {lost} bytes");
     }
     assert!(in_part > 1);
+}
+
+// Goal: what is set aside for nodes costs nobody the space he would get without it, nor many flushes. Method: pages that are written singly,
+// in any order, into a sparse file until they are refused, where 2,000 blocks are free; and so many files of one block.
+#[test]
+fn who_scatters_pages_gets_what_is_free() {
+    for files in [false, true] {
+        let f = Fixture::new(64 * MIB);
+        let ino = f.create(b"sparse");
+        let free = f.fs.core().store.reserve(2000, 0, 0).unwrap();
+        let taken = f.take_all();
+        drop(free);
+        let (before, mut count) = (super::float::flushes(&f), 0);
+        let scattered = |n: u64| {
+            if files {
+                let ino = f.fs.create(Caller::ROOT, ROOT, format!("file{n}").as_bytes(), 0o644)?.ino;
+                f.fs.write(Caller::ROOT, ino, 0, &pattern(n, 4096))
+            } else {
+                f.fs.write(Caller::ROOT, ino, n * 1103 % 4096 * 8192, &pattern(n, 4096))
+            }
+        };
+        let error = loop {
+            match scattered(count) {
+                Ok(_) => count += 1,
+                Err(error) => break error,
+            }
+        };
+        let flushes = super::float::flushes(&f) - before;
+        assert_eq!(error.errno(), 28, "{error}");
+        assert!(count > 1700 && flushes < 400, "{count} pages, {flushes} flushes");
+        drop(taken);
+        f.check();
+    }
 }

@@ -1,5 +1,7 @@
 //! Writes that the kernel wants whole, and orphans with attributes, on full pools.
 
+use varve_engine::Wanted;
+
 use super::allocate::{allocate, fill};
 use super::space::full_with_a_snapshot;
 use super::*;
@@ -90,8 +92,8 @@ fn whole_write_over_every_second_page(floats: bool) {
     allocate(&f, log, 16 * BLOCK, 16 * BLOCK, reserve(true));
     f.fs.set_flags(Caller::ROOT, log, FileFlags::APPEND_ONLY).unwrap();
     fill(&f);
-    let mut taken = Vec::new();
-    while !floats && let Some(block) = f.fs.core().store.reserve_float(1, 0, 0, false).unwrap() {
+    let (mut taken, one) = (Vec::new(), Wanted { data_blocks: 1, ..Wanted::default() });
+    while !floats && let Some(block) = f.fs.core().store.reserve_float(one, false).unwrap() {
         taken.push(block);
     }
     let data = pattern(1, 1 << 20);

@@ -12,6 +12,33 @@ use crate::EngineError;
 use crate::core::{Core, Purse};
 use crate::space::Urgency;
 
+/// What is to be set aside.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Wanted {
+    /// Blocks of data.
+    pub data_blocks: u64,
+    /// Entries that logging them adds to the trees, and bytes of one at most (key and value together).
+    pub entries: u64,
+    /// See above.
+    pub entry_bytes: u64,
+    /// Nodes that these entries divide at most, beyond what so many bytes make on average: one may land in a full node.
+    pub splits: u64,
+}
+
+impl Wanted {
+    fn purse(&self, copies: u64) -> Purse {
+        // Nodes are at least half full in the long run.
+        let entry = self.entry_bytes + varve_format::node::ENTRY_OVERHEAD_BYTES as u64;
+        // What a damaged record asks for may be more than there is of anything: it is never there.
+        Purse {
+            data: self.data_blocks,
+            metadata_bytes: self.entries.saturating_mul(entry * 2 * copies),
+            floating: 0,
+            splits: self.splits.saturating_mul(copies),
+        }
+    }
+}
+
 /// Space set aside for writes that have been accepted and not yet logged. What is left goes back when it is dropped.
 pub struct Reservation {
     core: Arc<Mutex<Core>>,
@@ -41,11 +68,16 @@ impl Store {
     /// Sets aside `data_blocks` blocks of data, and what logging `entries` entries of up to `entry_bytes` bytes
     /// (key and value together) will add to the trees. Tries commit, checkpoint and once more before it refuses.
     pub fn reserve(&self, data_blocks: u64, entries: u64, entry_bytes: u64) -> Result<Reservation> {
+        self.reserve_for(Wanted { data_blocks, entries, entry_bytes, splits: 0 })
+    }
+
+    /// The same, with nodes.
+    pub fn reserve_for(&self, wanted: Wanted) -> Result<Reservation> {
         let latency = &self.counters.reserve_latency;
         latency.time(|| {
             self.check_writable()?;
             for attempt in 0..2 {
-                if let Some(all) = self.set_aside(Urgency::Ordinary, data_blocks, entries, entry_bytes) {
+                if let Some(all) = self.set_aside(Urgency::Ordinary, wanted) {
                     return Ok(all);
                 }
                 if attempt == 0 {
@@ -67,7 +99,8 @@ impl Store {
         entry_bytes: u64,
     ) -> Result<Option<Reservation>> {
         self.check_writable()?;
-        let all = || self.set_aside(Urgency::Privileged, data_blocks, entries, entry_bytes);
+        let wanted = Wanted { data_blocks, entries, entry_bytes, splits: 0 };
+        let all = || self.set_aside(Urgency::Privileged, wanted);
         if let Some(all) = all() {
             return Ok(Some(all));
         }
@@ -78,22 +111,16 @@ impl Store {
     /// As [`Store::reserve`], for data that takes the place of as much that nobody else sees ([`crate::version::gives_back`]), from the
     /// protected reserve, which is larger by what may float at a time (section 7's Kfloat). It is there again when the data is logged
     /// and that is durable; not all of it if it `grows`. Never waits. `None`: it is not there at once.
-    pub fn reserve_float(
-        &self,
-        data_blocks: u64,
-        entries: u64,
-        entry_bytes: u64,
-        grows: bool,
-    ) -> Result<Option<Reservation>> {
+    pub fn reserve_float(&self, wanted: Wanted, grows: bool) -> Result<Option<Reservation>> {
         self.check_writable()?;
         let mut core = self.core.lock();
-        let floating = core.space.floating.saturating_add(data_blocks);
+        let floating = core.space.floating.saturating_add(wanted.data_blocks);
         let urgency = if grows { Urgency::Growing } else { Urgency::Floating };
-        let mut purse = purse(data_blocks, entries, entry_bytes, core.space.copies);
+        let mut purse = wanted.purse(core.space.copies);
         if floating > core.space.float || !core.space.fits(purse.blocks(), urgency) {
             return Ok(None);
         }
-        purse.floating = data_blocks;
+        purse.floating = wanted.data_blocks;
         (core.space.open, core.space.floating) = (core.space.open + purse.blocks(), floating);
         Ok(Some(Reservation { core: self.core.clone(), purse, allocated: 0 }))
     }
@@ -151,15 +178,9 @@ impl Store {
     }
 
     /// Sets this aside if it is there at once.
-    fn set_aside(
-        &self,
-        urgency: Urgency,
-        data_blocks: u64,
-        entries: u64,
-        entry_bytes: u64,
-    ) -> Option<Reservation> {
+    fn set_aside(&self, urgency: Urgency, wanted: Wanted) -> Option<Reservation> {
         let mut core = self.core.lock();
-        let purse = purse(data_blocks, entries, entry_bytes, core.space.copies);
+        let purse = wanted.purse(core.space.copies);
         if !core.space.fits(purse.blocks(), urgency) {
             return None;
         }
@@ -167,24 +188,19 @@ impl Store {
         Some(Reservation { core: self.core.clone(), purse, allocated: 0 })
     }
 
-    /// As [`Store::reserve`], on top of `reservation`, but never waits: false, and nothing has changed, if the space is
+    /// As [`Store::reserve_for`], on top of `reservation`, but never waits: false, and nothing has changed, if the space is
     /// not there at once.
-    pub fn reserve_more(
-        &self,
-        reservation: &mut Option<Reservation>,
-        data_blocks: u64,
-        entries: u64,
-        entry_bytes: u64,
-    ) -> Result<bool> {
+    pub fn reserve_more(&self, reservation: &mut Option<Reservation>, wanted: Wanted) -> Result<bool> {
         self.check_writable()?;
         let begun = Stopwatch::start();
         let mut core = self.core.lock();
-        let more = purse(data_blocks, entries, entry_bytes, core.space.copies);
+        let more = wanted.purse(core.space.copies);
         let mine = reservation.as_ref().map_or(Purse::default(), |r| r.purse);
         // What is never there stays so.
         let sum = Purse {
             data: mine.data.saturating_add(more.data),
             metadata_bytes: mine.metadata_bytes.saturating_add(more.metadata_bytes),
+            splits: mine.splits.saturating_add(more.splits),
             ..mine
         };
         let blocks = sum.blocks() - mine.blocks();
@@ -208,6 +224,7 @@ impl Store {
         reservation.purse.data += other.purse.data;
         reservation.purse.metadata_bytes += other.purse.metadata_bytes;
         reservation.purse.floating += other.purse.floating;
+        reservation.purse.splits += other.purse.splits;
         reservation.allocated += other.allocated;
         other.purse = Purse::default();
         core.space.open -= before - reservation.purse.blocks();
@@ -221,9 +238,12 @@ impl Store {
         entries: u64,
         entry_bytes: u64,
     ) -> Reservation {
-        self.part_of(reservation, data_blocks, |_, copies| {
-            purse(data_blocks, entries, entry_bytes, copies).metadata_bytes
-        })
+        self.split_for(reservation, Wanted { data_blocks, entries, entry_bytes, splits: 0 })
+    }
+
+    /// The same, with nodes.
+    pub fn split_for(&self, reservation: &mut Reservation, wanted: Wanted) -> Reservation {
+        self.part_of(reservation, wanted.data_blocks, |_, copies| wanted.purse(copies))
     }
 
     /// Takes `data_blocks` blocks out of `reservation`, as far as they are there, and with them what room it holds above that for
@@ -236,25 +256,29 @@ impl Store {
         entry_bytes: u64,
     ) -> Reservation {
         self.part_of(reservation, data_blocks, |held, copies| {
-            held.saturating_sub(purse(0, entries, entry_bytes, copies).metadata_bytes)
+            let kept = purse(0, entries, entry_bytes, copies).metadata_bytes;
+            Purse { metadata_bytes: held.saturating_sub(kept), ..Purse::default() }
         })
     }
 
-    /// Takes this out of `reservation`, as far as it is there: blocks, and bytes of room by what it holds and the copies of metadata.
+    /// Takes this out of `reservation`, as far as it is there: blocks, and room for metadata by the bytes it holds and the copies.
     fn part_of(
         &self,
         reservation: &mut Reservation,
         data_blocks: u64,
-        room_bytes: impl FnOnce(u64, u64) -> u64,
+        room: impl FnOnce(u64, u64) -> Purse,
     ) -> Reservation {
         let mut core = self.core.lock();
         let mine = &mut reservation.purse;
         let before = mine.blocks();
+        let room = room(mine.metadata_bytes, core.space.copies);
         let part = Purse {
             data: data_blocks.min(mine.data),
-            metadata_bytes: room_bytes(mine.metadata_bytes, core.space.copies).min(mine.metadata_bytes),
+            metadata_bytes: room.metadata_bytes.min(mine.metadata_bytes),
             floating: data_blocks.min(mine.floating),
+            splits: room.splits.min(mine.splits),
         };
+        mine.splits -= part.splits;
         mine.data -= part.data;
         mine.metadata_bytes -= part.metadata_bytes;
         mine.floating -= part.floating;
@@ -263,7 +287,7 @@ impl Store {
         Reservation { core: self.core.clone(), purse: part, allocated: 0 }
     }
 
-    /// Gives back part of a reservation (dirty blocks that will never be logged).
+    /// Gives back part of a reservation (dirty blocks that will never be logged). Of nodes no more stay than one for each block.
     pub fn hand_back(&self, reservation: &mut Reservation, data_blocks: u64, entries: u64, entry_bytes: u64) {
         let mut core = self.core.lock();
         let part = purse(data_blocks, entries, entry_bytes, core.space.copies);
@@ -271,6 +295,8 @@ impl Store {
         reservation.purse.data = reservation.purse.data.saturating_sub(part.data);
         reservation.purse.metadata_bytes =
             reservation.purse.metadata_bytes.saturating_sub(part.metadata_bytes);
+        reservation.purse.splits =
+            reservation.purse.splits.min(reservation.purse.data.saturating_mul(core.space.copies));
         let floating = reservation.purse.floating.min(reservation.purse.data);
         core.space.floating -= std::mem::replace(&mut reservation.purse.floating, floating) - floating;
         core.space.open -= before - reservation.purse.blocks();
@@ -298,8 +324,5 @@ impl Store {
 }
 
 fn purse(data_blocks: u64, entries: u64, entry_bytes: u64, copies: u64) -> Purse {
-    // Nodes are at least half full in the long run.
-    let entry = entry_bytes + varve_format::node::ENTRY_OVERHEAD_BYTES as u64;
-    // What a damaged record asks for may be more than there is of anything: it is never there.
-    Purse { data: data_blocks, metadata_bytes: entries.saturating_mul(entry * 2 * copies), floating: 0 }
+    Wanted { data_blocks, entries, entry_bytes, splits: 0 }.purse(copies)
 }

@@ -172,7 +172,7 @@ impl Core {
                 !whole && !cut.is_empty() && self.has_data(state, &inner, cut)?
             };
             if has_data {
-                edges.push(writeback::reserve(&self.store, 1, edges.is_empty())?);
+                edges.push(writeback::reserve(&self.store, 1, 1, edges.is_empty())?);
             }
         }
         Ok(edges)

@@ -63,10 +63,9 @@ impl Core {
             if !wanted.extra.is_empty() {
                 return Ok(Floating::Never);
             }
-            let fresh = wanted.fresh.saturating_sub(space.pages);
-            let first = wanted.first && !space.first;
-            if let Some(more) = reserve_float(&self.store, fresh, first, grows)? {
-                self.add(space, more, fresh, first);
+            let lacks @ (fresh, runs, first) = space.lacks(&wanted);
+            if let Some(more) = reserve_float(&self.store, fresh, runs, first, grows)? {
+                self.add(space, more, lacks);
                 return Ok(Floating::Upto(part));
             }
             pages /= 2;

@@ -29,6 +29,9 @@ pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Most bytes of a first write whose pages lie side by side in memory though they fill no chunk.
 const SMALL_BYTES_MAX: usize = 64 << 10;
 
+/// Most runs that a write begins: its own, what moves out of the inode record, and the tail of the old end.
+const RUNS_MAX: u64 = 3;
+
 /// Pages of a write that have been copied already, and the first one's number.
 type Filled = (u64, Arc<Chunk>);
 
@@ -37,6 +40,8 @@ type Filled = (u64, Arc<Chunk>);
 pub struct WritePlan {
     /// Pages that become dirty, or need space again.
     pub(super) fresh: u64,
+    /// How many of these begin a run: none beside them waits.
+    pub(super) runs: u64,
     /// Pages that need the bytes they have now.
     bases: Vec<u64>,
     /// Pages that become dirty though nothing is written to them: what moves out of the inode record, and the tail of
@@ -50,9 +55,16 @@ pub(super) fn plan(inner: &Inner, offset: u64, len: usize) -> WritePlan {
     let end = offset + len as u64;
     let pages = &inner.pages;
     let (begin, stop) = if len == 0 { (0, 0) } else { (offset / BLOCK, end.div_ceil(BLOCK)) };
-    let mut out = WritePlan { fresh: 0, bases: Vec::new(), extra: Vec::new(), first: pages.dirty == 0 };
-    let have_space = pages.map.range(begin..stop).filter(|(_, page)| page.has_space());
-    out.fresh = (stop - begin) - have_space.count() as u64;
+    let mut out =
+        WritePlan { fresh: 0, runs: 0, bases: Vec::new(), extra: Vec::new(), first: pages.dirty == 0 };
+    let have_space = pages.map.range(begin.saturating_sub(1)..stop + 1).filter(|(_, page)| page.has_space());
+    let (mut have, mut beside) = (0, false);
+    for (index, _) in have_space {
+        have += u64::from((begin..stop).contains(&index));
+        beside = true;
+    }
+    out.fresh = (stop - begin) - have;
+    out.runs = u64::from(out.fresh > 0 && !beside);
     // The first page and, if it is another one, the last.
     let edges = [(begin < stop).then_some(begin), (begin + 1 < stop).then(|| stop - 1)];
     for index in edges.into_iter().flatten() {
@@ -65,6 +77,7 @@ pub(super) fn plan(inner: &Inner, offset: u64, len: usize) -> WritePlan {
     let mut also = |index: u64| {
         if !(begin..stop).contains(&index) && !pages.map.contains_key(index) && !out.extra.contains(&index) {
             out.fresh += 1;
+            out.runs += 1;
             out.bases.push(index);
             out.extra.push(index);
         }
@@ -222,7 +235,9 @@ impl Core {
             return Ok(false);
         }
         let pages = &mut inner.pages;
-        if now.fresh > 0 && !reserve_more(&self.store, &mut pages.reservation, now.fresh, now.first)? {
+        if now.fresh > 0
+            && !reserve_more(&self.store, &mut pages.reservation, now.fresh, now.runs, now.first)?
+        {
             return Ok(false);
         }
         self.install(caller, state, &mut inner, offset, data, &now, &[], chunks, Space::default());
@@ -337,6 +352,12 @@ impl Core {
                         len = self.use_reserved(state, &mut space, offset, len)?;
                         continue;
                     }
+                    Err(EngineError::NoSpace) if turn.is_none() && !at_once && space.runs < wanted.runs => {
+                        // All that waited has been written back, and its nodes were given back: the last blocks of a pool are not
+                        // refused to anybody for the sake of one more.
+                        space.runs = wanted.runs;
+                        continue;
+                    }
                     Err(EngineError::NoSpace) => {
                         drop((held, reads));
                         len = self.shorten(state, &mut space, offset, len, &wanted)?;
@@ -447,21 +468,19 @@ impl Core {
 
     /// Sets aside what `space` lacks for `wanted`, if it is there at once.
     fn widen_at_once(&self, space: &mut Space, wanted: &WritePlan) -> Result<bool> {
-        let pages = wanted.fresh.saturating_sub(space.pages);
-        let first = wanted.first && !space.first;
-        let found = reserve_more(&self.store, &mut space.reservation, pages, first)?;
+        let (pages, runs, first) = space.lacks(wanted);
+        let found = reserve_more(&self.store, &mut space.reservation, pages, runs, first)?;
         if found {
-            (space.pages, space.first) = (space.pages + pages, space.first | first);
+            space.now_has(pages, runs, first);
         }
         Ok(found)
     }
 
     /// Sets aside what `space` lacks for `wanted`.
     fn widen(&self, space: &mut Space, wanted: &WritePlan) -> std::result::Result<(), EngineError> {
-        let pages = wanted.fresh.saturating_sub(space.pages);
-        let first = wanted.first && !space.first;
-        let more = self.set_aside(space, pages, first)?;
-        self.add(space, more, pages, first);
+        let (pages, runs, first) = space.lacks(wanted);
+        let more = self.set_aside(space, pages, runs, first)?;
+        self.add(space, more, (pages, runs, first));
         Ok(())
     }
 
@@ -469,13 +488,14 @@ impl Core {
         &self,
         space: &Space,
         pages: u64,
+        runs: u64,
         first: bool,
     ) -> std::result::Result<Reservation, EngineError> {
         if !space.at_once {
-            return reserve(&self.store, pages, first);
+            return reserve(&self.store, pages, runs, first);
         }
         let mut found = None;
-        reserve_more(&self.store, &mut found, pages, first)?;
+        reserve_more(&self.store, &mut found, pages, runs, first)?;
         found.ok_or(EngineError::NoSpace)
     }
 
@@ -583,20 +603,21 @@ impl Core {
             at = next;
             if let Some(part) = part {
                 let pages = part.data_blocks();
-                // What a first page adds to the inode's record is logged with privilege.
-                self.add(space, part, pages, true);
+                // What a first page adds to the inode's record is logged with privilege, and nodes divide on what is set aside for the
+                // entries of all reservations.
+                self.add(space, part, (pages, RUNS_MAX, true));
             }
         }
         Ok(len)
     }
 
-    pub(super) fn add(&self, space: &mut Space, more: Reservation, pages: u64, first: bool) {
+    /// `has`: pages, runs, and whether the first page of a file.
+    pub(super) fn add(&self, space: &mut Space, more: Reservation, has: (u64, u64, bool)) {
         match &mut space.reservation {
             Some(mine) => self.store.merge(mine, more),
             mine @ None => *mine = Some(more),
         }
-        space.pages += pages;
-        space.first |= first;
+        space.now_has(has.0, has.1, has.2);
     }
 
     /// Space is short and nothing can be brought home: takes what there is, in halving steps, and gives the length of
@@ -615,9 +636,9 @@ impl Core {
             if space.pages + step >= wanted.fresh {
                 continue;
             }
-            let first = wanted.first && !space.first;
-            match self.set_aside(space, step, first) {
-                Ok(more) => self.add(space, more, step, first),
+            let (_, runs, first) = space.lacks(wanted);
+            match self.set_aside(space, step, runs, first) {
+                Ok(more) => self.add(space, more, (step, runs, first)),
                 Err(EngineError::NoSpace) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -647,8 +668,9 @@ struct Written {
 #[derive(Default)]
 pub struct Space {
     reservation: Option<Reservation>,
-    pub(super) pages: u64,
-    pub(super) first: bool,
+    pages: u64,
+    runs: u64,
+    first: bool,
     rounds: Rounds,
     /// Only what is there at once is taken: somebody has just looked for more.
     at_once: bool,
@@ -657,6 +679,18 @@ pub struct Space {
 
 impl Space {
     fn covers(&self, plan: &WritePlan) -> bool {
-        self.pages >= plan.fresh && (self.first || !plan.first || plan.fresh == 0)
+        self.pages >= plan.fresh && self.runs >= plan.runs && (self.first || !plan.first || plan.fresh == 0)
+    }
+
+    /// What is missing for `plan`: pages, runs, and whether the first page of a file.
+    pub(super) fn lacks(&self, plan: &WritePlan) -> (u64, u64, bool) {
+        let (pages, runs) = (plan.fresh.saturating_sub(self.pages), plan.runs.saturating_sub(self.runs));
+        (pages, runs, plan.first && !self.first)
+    }
+
+    fn now_has(&mut self, pages: u64, runs: u64, first: bool) {
+        self.pages += pages;
+        self.runs += runs;
+        self.first |= first;
     }
 }

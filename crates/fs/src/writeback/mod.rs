@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use varve_engine::planted::{Planted, is};
-use varve_engine::{BLOCK_BYTES, EngineError, Reservation, Store};
+use varve_engine::{BLOCK_BYTES, EngineError, Reservation, Store, Wanted};
 
 use crate::Result;
 use crate::core::Core;
@@ -71,13 +71,14 @@ pub struct SyncRounds {
     succeeded: Mutex<u64>,
 }
 
-/// Sets aside space for `pages` pages, for a file that had none dirty if `first`.
+/// Sets aside space for `pages` pages, which begin so many `runs` ([`wanted`]), for a file that had none dirty if `first`.
 pub(crate) fn reserve(
     store: &Store,
     pages: u64,
+    runs: u64,
     first: bool,
 ) -> std::result::Result<Reservation, EngineError> {
-    store.reserve(pages, entries(pages, first), ENTRY_BYTES)
+    store.reserve_for(wanted(pages, runs, first))
 }
 
 /// The same on top of `reservation`, if the space is there at once; else nothing has changed.
@@ -85,19 +86,27 @@ pub(crate) fn reserve_more(
     store: &Store,
     reservation: &mut Option<Reservation>,
     pages: u64,
+    runs: u64,
     first: bool,
 ) -> std::result::Result<bool, EngineError> {
-    store.reserve_more(reservation, pages, entries(pages, first), ENTRY_BYTES)
+    store.reserve_more(reservation, wanted(pages, runs, first))
 }
 
 /// The same for pages that give back as much as they take ([`Store::reserve_float`]).
 pub(crate) fn reserve_float(
     store: &Store,
     pages: u64,
+    runs: u64,
     first: bool,
     grows: bool,
 ) -> std::result::Result<Option<Reservation>, EngineError> {
-    store.reserve_float(pages, entries(pages, first), ENTRY_BYTES, grows)
+    store.reserve_float(wanted(pages, runs, first), grows)
+}
+
+/// What pages that wait take when they are logged. `runs`: pages of which the one in front does not wait. Each run may land in a full
+/// node of the extents and divide it; the entries of its other pages lie side by side with its first one's.
+fn wanted(pages: u64, runs: u64, first: bool) -> Wanted {
+    Wanted { data_blocks: pages, entries: entries(pages, first), entry_bytes: ENTRY_BYTES, splits: runs }
 }
 
 fn entries(pages: u64, first: bool) -> u64 {

@@ -125,6 +125,16 @@ impl DirtyPages {
         self.map.is_empty()
     }
 
+    /// How many pages have space, and how many runs of them there are.
+    pub(crate) fn with_space(&self) -> (u64, u64) {
+        let (mut pages, mut runs, mut next) = (0, 0, 0);
+        for (index, _) in self.map.range(..).filter(|(_, page)| page.has_space()) {
+            runs += u64::from(pages == 0 || index != next);
+            (pages, next) = (pages + 1, index + 1);
+        }
+        (pages, runs)
+    }
+
     /// Writes `bytes` at `at` of page `index`, which starts as `base` if it is not in memory. Returns (newly in memory,
     /// in need of space that it had not).
     pub(crate) fn write(

@@ -227,13 +227,12 @@ impl Core {
                 // be another group's in flight: what is left here is the others'.
                 if inner.pages.dirty > 0 && (is_left || job.turn.is_some()) {
                     // What was overwritten in flight has got a block of its own meanwhile.
-                    let with_space =
-                        inner.pages.map.range(..).filter(|(_, page)| page.has_space()).count() as u64;
+                    let (with_space, runs) = inner.pages.with_space();
                     let mine = inner.pages.reservation.as_ref().map_or(0, Reservation::data_blocks);
                     let missing = with_space.saturating_sub(mine);
                     if let Some(all) = reservation.as_mut().filter(|_| missing > 0) {
-                        let entries = super::entries(missing, true);
-                        let space = self.store.split(all, missing, entries, super::ENTRY_BYTES);
+                        let wanted = super::wanted(missing, runs.min(missing), true);
+                        let space = self.store.split_for(all, wanted);
                         match &mut inner.pages.reservation {
                             Some(mine) => self.store.merge(mine, space),
                             none => *none = Some(space),
