@@ -56,7 +56,7 @@ fn who_is_refused_copies_no_record() {
     let whiteout = RenameMode::Whiteout { caller: Caller::ROOT, replace: true };
     let keep = Allocate::Reserve { keep_size: true };
     type Call<'a> = &'a dyn Fn() -> varve_fs::internals::Result<()>;
-    let calls: [(&str, &[InodeId], Call<'_>); 11] = [
+    let calls: [(&str, &[InodeId], Call<'_>); 12] = [
         ("the same size", &[same], &|| f.fs.setattr(Caller::ROOT, same, size(16_384)).map(drop)),
         ("O_TRUNC", &[emptied], &|| f.fs.open_inode(Caller::ROOT, emptied, true)),
         ("truncate", &[cut], &|| f.fs.setattr(Caller::ROOT, cut, size(16_385)).map(drop)),
@@ -66,6 +66,7 @@ fn who_is_refused_copies_no_record() {
         ("insert", &[inserted], &|| f.fs.insert_range(Caller::ROOT, inserted, 4096, 4096)),
         ("collapse", &[collapsed], &|| f.fs.collapse_range(Caller::ROOT, collapsed, 4096, 4096)),
         ("allocate", &[there], &|| f.fs.fallocate(Caller::ROOT, there, 0, 4096, keep)),
+        ("punch", &[there], &|| f.fs.fallocate(Caller::ROOT, there, 65_536, 4096, Allocate::Punch)),
         ("exchange", &[left, right], &|| exchange(b"left", b"right", RenameMode::Exchange)),
         ("whiteout", &[white, out], &|| exchange(b"white", b"out", whiteout)),
     ];
@@ -135,6 +136,16 @@ fn what_is_kept_is_there_after_many_cuts_of_nothing() {
         f.truncate(own, before.size);
         let after = f.fs.getattr(own).unwrap();
         assert!(after.mtime > before.mtime && after.ctime > before.ctime, "{before:?} {after:?}");
+    });
+}
+
+// Goal: the same for who punches holes where such files have nothing. Method: as before; then a file of the subvolume's own, which takes no record.
+#[test]
+fn what_is_kept_is_there_after_many_punches_of_nothing() {
+    let punch = |f: &Fixture, ino: InodeId| f.fs.fallocate(Caller::ROOT, ino, 4096, 1 << 20, Allocate::Punch);
+    what_is_kept_is_there_after(punch, |f, own| {
+        let size = f.fs.getattr(own).unwrap().size;
+        f.fs.fallocate(Caller::ROOT, own, size.next_multiple_of(4096), 4096, Allocate::Punch).unwrap();
     });
 }
 

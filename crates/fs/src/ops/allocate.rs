@@ -264,6 +264,14 @@ impl Core {
                 turn = self.write_back_in_turn(turn, u64::MAX, Ride::Allowed)?;
                 continue;
             }
+            if kept.borrow().is_none()
+                && change.forked
+                && !self.is_own(&change, state.ino, inner)?
+                && self.has_nothing(state.ino, inner, at, last)?
+            {
+                // Only the times change, if nothing else has been: a record would come out of what is kept for deleting.
+                return Ok(stamped);
+            }
             self.own_first(&change, state.ino, inner, Owning::ToFree)?;
             let mut tx = Transaction::new();
             let mut record = self.changed(caller, inner);
@@ -299,6 +307,24 @@ impl Core {
             // Others write again, for as long as they do not keep the next step from being done.
             calm = Calm::default();
         }
+    }
+
+    /// Whether there is a hole already, of a file of which no page in the range waits.
+    fn has_nothing(&self, ino: InodeId, inner: &Inner, from: u64, to: u64) -> Result<bool> {
+        if let Some(contents) = &inner.record.inline {
+            return Ok(contents.len() as u64 <= from);
+        }
+        let view = self.view_of(ino)?;
+        let path = extents::path(&view, &inner.record, self.sharing())?;
+        let mut at = from;
+        while at < to {
+            let pieces = version::resolve_upto(&view, &path, at, to, PIECES_MAX)?;
+            if pieces.iter().any(|piece| piece.what != Mapping::Hole) {
+                return Ok(false);
+            }
+            at = pieces.last().map_or(to, |piece| piece.offset + piece.len);
+        }
+        Ok(true)
     }
 
     /// The record after a change of data now, by `caller`.

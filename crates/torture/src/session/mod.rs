@@ -33,7 +33,7 @@ use crate::timeline::{Mark, Timeline};
 use crate::trial::POOL_BYTES;
 use opened::Logged;
 pub use opened::{Opened, Setup, StepClock};
-use wanted::wanted_bytes;
+use wanted::{punches_nothing_of_others, wanted_bytes};
 
 const ENOENT: Errno = 2;
 const EIO: Errno = 5;
@@ -583,7 +583,11 @@ impl Session {
             (Err(error), _) if error.errno() == ENOSPC && set_aside => {
                 Err(violation!("{call:?} fails with {error}, and space was set aside for it"))
             }
-            (Err(error), _) if error.errno() == ENOSPC && self.setup.tight && !call.must_have_space(size) => {
+            (Err(error), _)
+                if error.errno() == ENOSPC
+                    && self.setup.tight
+                    && (!call.must_have_space(size) || punches_nothing_of_others(call, old)) =>
+            {
                 let free = self.fs.space().free_bytes;
                 if free > REFUSAL_FREE_BYTES_MAX + wanted_bytes(call, old) + old.wanted_by_range(call) {
                     return Err(violation!(

@@ -52,6 +52,14 @@ fn inode_bytes(ino: InodeId, old: &Model) -> u64 {
     tree_bytes(1) + if old.was_forked(slot(ino)) { 2 * tree_bytes(1) } else { 0 }
 }
 
+/// Whether a hole may be punched where there is one already, of a file that others may show, too: it would cost a record, and frees nothing.
+pub(super) fn punches_nothing_of_others(call: &Call, old: &Model) -> bool {
+    let Call::Fallocate { ino, offset, len, how: Allocate::Punch } = call else { return false };
+    let Some(content) = old.get(*ino).and_then(Inode::content) else { return false };
+    let mut pages = offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES);
+    old.was_forked(slot(*ino)) && pages.all(|page| content.may_be_hole(page))
+}
+
 /// What must be free beyond [`REFUSAL_FREE_BYTES_MAX`] for `call` to be accepted in the state `old`.
 pub(super) fn wanted_bytes(call: &Call, old: &Model) -> u64 {
     let content = call.subject().and_then(|ino| old.get(ino)).and_then(Inode::content);
