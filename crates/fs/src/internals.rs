@@ -1,6 +1,7 @@
 //! What tests in another package look at: of each module what is public in it.
 
 use crate::FsError;
+pub use crate::bounds::lower as lower_bounds;
 pub use crate::door::Inside;
 
 pub type Result<T> = std::result::Result<T, FsError>;

@@ -14,6 +14,7 @@ mod access;
 mod acl;
 mod api;
 mod background;
+mod bounds;
 mod changes;
 mod check;
 mod core;

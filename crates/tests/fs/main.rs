@@ -150,6 +150,7 @@ impl Fixture {
         logged: &Arc<Mutex<Vec<DataLogged>>>,
         dirty_bytes_max: u64,
     ) -> Filesystem {
+        varve_fs::internals::lower_bounds();
         let logged = logged.clone();
         let options = OpenOptions {
             // Keyframes wherever versions meet.

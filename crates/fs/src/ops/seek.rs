@@ -6,6 +6,7 @@ use varve_engine::{BLOCK_BYTES, InodeId};
 use super::require_file;
 use crate::Result;
 use crate::api::SeekTo;
+use crate::bounds::bound;
 use crate::core::Core;
 use crate::inode::Inner;
 use crate::table::extents;
@@ -13,8 +14,10 @@ use crate::table::extents;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Pieces of a file looked at in one go.
 const PIECES_MAX: usize = 64;
-/// Entries looked at for them: those of space that is set aside are many, and one piece. (Few in unit tests, so that there are more looks.)
-const ENTRIES_MAX: usize = if cfg!(test) { 3 } else { 1024 };
+/// Entries looked at for them: those of space that is set aside are many, and one piece. (Few in tests, so that there are more looks.)
+fn entries_max() -> usize {
+    bound(1024, 3)
+}
 
 impl Core {
     pub(crate) fn seek(&self, ino: InodeId, offset: u64, to: SeekTo) -> Result<Option<u64>> {
@@ -78,7 +81,7 @@ impl Core {
             };
             let path = extents::path(&view, &record, self.sharing())?;
             let (from, mut found) = (at, false);
-            for piece in version::resolve_some(&view, &path, at, end, PIECES_MAX, ENTRIES_MAX)? {
+            for piece in version::resolve_some(&view, &path, at, end, PIECES_MAX, entries_max())? {
                 found = matches!(piece.what, Mapping::Data { .. });
                 if found {
                     at = piece.offset.max(at);
@@ -113,7 +116,7 @@ impl Core {
             let view = self.view_of(ino)?;
             let path = extents::path(&view, &inner.record, self.sharing())?;
             let resolved =
-                version::resolve_some(&view, &path, at, inner.record.size, PIECES_MAX, ENTRIES_MAX)?;
+                version::resolve_some(&view, &path, at, inner.record.size, PIECES_MAX, entries_max())?;
             let data = |what| matches!(what, Mapping::Data { .. });
             pieces.extend(
                 resolved.iter().map(|piece| (piece.offset, piece.offset + piece.len, data(piece.what))),

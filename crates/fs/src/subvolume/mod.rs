@@ -85,7 +85,7 @@ impl Head {
 }
 
 /// Heads of one family, at most: when there are more, all go, and those that are used come back.
-const HEADS_MAX: usize = if cfg!(test) { 3 } else { 1024 };
+const HEADS_MAX: usize = 1024;
 
 /// What the subvolumes of one family show that were used lately.
 #[derive(Default)]
@@ -119,7 +119,7 @@ impl Shown {
         &self.heads[at].namespace
     }
     fn add(&mut self, head: Head) -> usize {
-        if self.heads.len() >= HEADS_MAX {
+        if self.heads.len() >= crate::bounds::bound(HEADS_MAX, 3) {
             (self.heads, self.places) = (Vec::new(), Numbered::default());
         }
         self.places.insert(head.namespace.slot, self.heads.len());
