@@ -57,7 +57,9 @@ pub(super) fn punches_nothing_of_others(call: &Call, old: &Model) -> bool {
     let Call::Fallocate { ino, offset, len, how: Allocate::Punch } = call else { return false };
     let Some(content) = old.get(*ino).and_then(Inode::content) else { return false };
     let mut pages = offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES);
-    old.was_forked(slot(*ino)) && pages.all(|page| content.may_be_hole(page))
+    old.was_forked(slot(*ino))
+        && !content.reserved().any(|page| pages.contains(&page))
+        && pages.all(|page| content.may_be_hole(page))
 }
 
 /// What must be free beyond [`REFUSAL_FREE_BYTES_MAX`] for `call` to be accepted in the state `old`.
