@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::MetadataExt;
 use std::process::Stdio;
 
@@ -49,13 +50,19 @@ fn subvolumes_change_places() {
         renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)
     };
     let open = fs::File::open(mount.path("work/a/b/note")).unwrap();
-    let mut inside = program("sh", &mount.path("work/a"), &["-c", "read x; cat b/note; cd ../..; pwd -P"]);
+    // By itself a shell goes up by the names that it came down by.
+    let script = "echo here; read x; cat b/note; cd -P ../..; pwd -P";
+    let mut inside = program("sh", &mount.path("work/a"), &["-c", script]);
     let mut inside = inside.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(inside.stdout.take().unwrap());
+    let mut text = String::new();
+    said.read_line(&mut text).unwrap();
     exchange("work", "shelf/back").unwrap();
     look(&mount, "good", "spoilt");
     drop(inside.stdin.take());
-    let text = String::from_utf8(inside.wait_with_output().unwrap().stdout).unwrap();
-    assert_eq!(text, format!("spoilt{}\n", fs::canonicalize(mount.path("shelf")).unwrap().display()));
+    said.read_to_string(&mut text).unwrap();
+    assert!(inside.wait().unwrap().success());
+    assert_eq!(text, format!("here\nspoilt{}\n", fs::canonicalize(mount.path("shelf")).unwrap().display()));
     assert_eq!(std::io::read_to_string(&open).unwrap(), "spoilt");
     drop(open);
     mount.sync();
