@@ -21,7 +21,7 @@ use varve_torture::trial::{Counts, POOL_BYTES, Wanted, format, run};
 use varve_torture::workload::{Kind, exhaustive};
 
 /// Steps each thread runs. What a test does is counted, not timed: a slow machine takes longer for it.
-const STEPS: u64 = 96;
+const STEPS: u64 = 64;
 /// Only a machine that has come to a stop takes so long.
 const BUDGET: Duration = Duration::from_secs(900);
 /// Enough for workloads of forks alone.
