@@ -22,6 +22,9 @@ const FREED_IN_THE_TAIL: u64 = 120;
 const CUT_ENDS: u64 = 2_000_043;
 const HALVES: u64 = 120;
 const ROWS: u64 = 40;
+const LIMITS_IN_ROWS: u64 = 185;
+const HIDES: u64 = 6;
+const FILLS: u64 = 2;
 const RESTS: u64 = 24;
 /// Workloads of batches in flight together.
 const CHANCES: u64 = 100;
@@ -50,6 +53,12 @@ fn freed_in_the_tail() -> Outcome {
     run_steps(SEED, FREED_IN_THE_TAIL, 1, STEPS, BUDGET)
 }
 
+/// As [`forks`], from where a write over what a snapshot shows is followed by what tells of it: from the first seed on that is found after
+/// 900 crashes.
+fn hides() -> Outcome {
+    run_kind(Kind::Forks, HIDES, 1, STEPS, BUDGET)
+}
+
 /// Workloads of snapshots and clones, in their order.
 fn forks() -> Outcome {
     run_kind(Kind::Forks, SEED, 1, STEPS, BUDGET)
@@ -76,9 +85,14 @@ fn running_forks() -> Outcome {
     uncrashed((SEED..SEED + STEPS).map(|seed| Step { kind: Kind::Forks, seed }))
 }
 
-/// As [`running_forks`], from where rows of versions come that matter: from the first seed on that is found after 40 and 79 others.
+/// As [`running_forks`], from where rows of versions come that matter: from the first seed on that is found after 40 others.
 fn rows() -> Outcome {
     uncrashed((ROWS..ROWS + STEPS).map(|seed| Step { kind: Kind::Forks, seed }))
+}
+
+/// The same, of rows in which limits matter: from the first seed on that is found after 188 others.
+fn limits_in_rows() -> Outcome {
+    uncrashed((LIMITS_IN_ROWS..LIMITS_IN_ROWS + STEPS).map(|seed| Step { kind: Kind::Forks, seed }))
 }
 
 /// As [`running_forks`], from where a range ends with the end of a file that was cut inside a block, and the file that got it grows.
@@ -97,9 +111,9 @@ fn rests() -> Outcome {
     uncrashed((RESTS..RESTS + STEPS).map(|seed| Step { kind: Kind::Steps, seed }))
 }
 
-/// Workloads of a full pool, in their order.
+/// Workloads of a full pool, in their order, from the first on that writes zeros which matter.
 fn full() -> Outcome {
-    run_kind(Kind::Full, SEED, 1, STEPS, BUDGET)
+    run_kind(Kind::Full, FILLS, 1, STEPS, BUDGET)
 }
 
 fn caught(test: &str, bug: Planted, search: impl FnOnce() -> Outcome) {
@@ -180,9 +194,13 @@ control! { freed_in_the_tail:
 }
 
 // Goal: the workload of snapshots and clones sees what is wrong with versions. Method: it alone, one bug planted.
-control! { forks:
+control! { hides:
     limit_that_is_not_carried_is_found: LimitNotCarried,
     write_that_forgets_what_it_hides_is_found: WriteForgets,
+}
+
+// Goal and method as above.
+control! { forks:
     hidden_record_not_noted_is_found: HiddenNotNoted,
     keyframe_that_stays_is_found: KeyframesStay,
 }
@@ -206,6 +224,10 @@ control! { running_forks:
 // Goal and method as above.
 control! { rows:
     order_turned_round_in_a_row_is_found: OldestOnTop,
+}
+
+// Goal and method as above.
+control! { limits_in_rows:
     limit_ignored_in_a_row_is_found: LimitInRow,
 }
 
