@@ -69,14 +69,16 @@ pub fn test(program: &Path) -> Result<Option<u64>> {
     run_on(program, OPS, &SEEDS)
 }
 
-/// Some operations of one seed, for the tests; the rest as [`test`].
-pub fn test_briefly(program: &Path, ops: u64) -> Result<Option<u64>> {
-    run_on(program, ops, &SEEDS[..1])
-}
-
 /// The words that have this program do what [`run`] does with its defaults, on `program`.
 pub fn words(program: &Path) -> Vec<OsString> {
     ["fsx".into(), "--program".into(), program.into()].into()
+}
+
+/// The same, `ops` operations of one seed.
+pub fn words_briefly(program: &Path, ops: u64) -> Vec<OsString> {
+    let mut words = words(program);
+    words.extend(["--ops".into(), ops.to_string().into(), "--seed".into(), SEEDS[0].to_string().into()]);
+    words
 }
 
 /// How many runs passed, by a line that [`run`] has printed; `None`: it says something else.

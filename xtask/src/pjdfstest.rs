@@ -9,6 +9,7 @@
 //! (EBUSY, on any filesystem): cases that fail are run once more, alone, and that result counts.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -77,9 +78,35 @@ pub fn run(args: &PjdfstestArgs) -> Result<()> {
     }
 }
 
+/// Whether it can be run here.
+pub fn can_run() -> bool {
+    suite::root_can_mount() && Path::new("/dev/loop-control").exists()
+}
+
+/// The words that have this program do what [`run`] does, on `program`.
+pub fn words(program: &Path) -> Vec<OsString> {
+    ["pjdfstest".into(), "--program".into(), program.into()].into()
+}
+
+/// The summary that [`run`] prints.
+fn summary(counts: &Counts) -> String {
+    let (Suite { name, version, .. }, Counts { passed, failed, skipped }) = (&SUITE, counts);
+    format!(
+        "{name} {version}: {passed} cases are as they should be, {failed} are not, {skipped} were not run"
+    )
+}
+
+/// What [`run`] has counted, by a line that it has printed; `None`: it says something else.
+pub fn counts_in(line: &str) -> Option<Counts> {
+    let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [passed, failed, skipped] = numbers[..] else { return None };
+    let counts = Counts { passed, failed, skipped };
+    (line == summary(&counts)).then_some(counts)
+}
+
 /// Runs the suite on pools of `program`. `None`: it cannot be run here, and that has been said.
 pub fn run_on(program: &Path) -> Result<Option<Counts>> {
-    if !suite::root_can_mount() || !Path::new("/dev/loop-control").exists() {
+    if !can_run() {
         println!("SKIPPED: pjdfstest. It needs root, /dev/fuse and loop devices");
         return Ok(None);
     }
@@ -113,6 +140,7 @@ pub fn run_on(program: &Path) -> Result<Option<Counts>> {
     if executed < EXECUTED_MIN {
         bail!("pjdfstest executed {executed} cases, and there should be at least {EXECUTED_MIN}");
     }
+    println!("{}", summary(&counts));
     Ok(Some(counts))
 }
 
@@ -195,6 +223,18 @@ mod tests {
         assert_eq!(judge(&ext4, &read, &[]), Counts { passed: 3, failed: 1, skipped: 1 });
         assert_eq!(judge(&ext4, &read, &[("open::e", "why")]), Counts { passed: 4, failed: 0, skipped: 1 });
         assert_eq!(judge(&ext4, &read, &[("chmod::a", "why")]), Counts { passed: 2, failed: 2, skipped: 1 });
+    }
+
+    /// Goal: cases are counted, and nothing else is. Method: the line that says so, and others of such a run.
+    #[test]
+    fn cases_are_told_by_their_line() {
+        let counts = Counts { passed: 397, failed: 2, skipped: 1 };
+        assert_eq!(counts_in(&summary(&counts)), Some(counts));
+        for line in
+            ["", "pjdfstest 0.2.2: VarveFS 397 passed, 0 failed, 1 skipped; ext4 398 passed; 9 s", "1 2 3"]
+        {
+            assert_eq!(counts_in(line), None, "{line}");
+        }
     }
 
     /// Goal: what ext4 passes and VarveFS does not run is a failure, but where it is listed. Method: such a case that was skipped and one that was

@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::process::{self, cargo, root, target_dir};
 
 /// Programs whose tests take longest, in this order: they begin first, so that no processor waits for them at the end.
-const LONGEST: [&str; 7] = ["mounted", "crash", "control", "small", "fsx", "varve_engine", "fs"];
+const LONGEST: [&str; 8] = ["mounted", "crash", "control", "small", "fsx", "pjdfstest", "varve_engine", "fs"];
 
 /// A test program.
 #[derive(Debug, PartialEq, Eq)]

@@ -61,8 +61,9 @@ pub fn run(args: &TestArgs) -> Result<()> {
     let well = if args.rest.is_empty() && !args.full {
         let mut programs = programs::build(limit)?;
         if root_can_mount() {
-            // Half of the time it waits, as they do.
+            // Half of the time they wait, as the others do.
             programs.push(Program::ours("fsx", fsx::words(&program_built()))?);
+            programs.extend(conformance()?);
         }
         let well = thread::scope(|scope| {
             // Half of what waits for a device leaves a processor to it.
@@ -92,21 +93,20 @@ pub fn run(args: &TestArgs) -> Result<()> {
     }
     let mut well = well;
     if args.rest.is_empty() {
-        pjdfstest(&mut totals)?;
-        // Else it was one of the programs.
+        // Else they were among the programs.
         if args.full || !root_can_mount() {
+            pjdfstest(&mut totals)?;
             totals.passed += fsx::test(&program_built())?.unwrap_or(0);
         }
         if mount {
             // Once more, as the kernel speaks to the mount where that is switched on.
             let again = rings::with(|| {
                 println!("== the tests of the mount and the suites of others once more, through rings");
-                let programs = programs::through_rings(programs::build(limit)?);
-                let well = programs::run(programs, LANES, limit, |text| totals.add_program(text))?;
+                let mut programs = programs::through_rings(programs::build(limit)?);
                 // What differs is how requests arrive: some operations of one seed show that.
-                pjdfstest(&mut totals)?;
-                totals.passed += fsx::test_briefly(&program_built(), OPS_THROUGH_RINGS)?.unwrap_or(0);
-                Ok(well)
+                programs.push(Program::ours("fsx", fsx::words_briefly(&program_built(), OPS_THROUGH_RINGS))?);
+                programs.extend(conformance()?);
+                programs::run(programs, LANES, limit, |text| totals.add_program(text))
             })?;
             well &= again.unwrap_or(true);
         }
@@ -122,6 +122,15 @@ pub fn run(args: &TestArgs) -> Result<()> {
         bail!("no test was run");
     }
     Ok(())
+}
+
+/// pjdfstest, as a program; `None`: it cannot be run here, and that has been said.
+fn conformance() -> Result<Option<Program>> {
+    if !pjdfstest::can_run() {
+        println!("SKIPPED: pjdfstest. It needs root, /dev/fuse and loop devices");
+        return Ok(None);
+    }
+    Program::ours("pjdfstest", pjdfstest::words(&program_built())).map(Some)
 }
 
 /// Installs the suites of others where they will be run. What cannot be installed is said by who runs it.
@@ -169,6 +178,10 @@ impl Totals {
     fn add(&mut self, line: &str) {
         if self.depth == 0 {
             self.passed += fsx::passed_in(line).unwrap_or(0);
+            let cases = pjdfstest::counts_in(line).unwrap_or_default();
+            self.passed += cases.passed;
+            self.failed += cases.failed;
+            self.ignored += cases.skipped;
         }
         if line.starts_with(ANNOUNCED) {
             self.depth = 0;
