@@ -367,7 +367,7 @@ fn names_passed(f: &Fixture, old: InodeId, new: InodeId, changes_max: usize) -> 
 // beside each other; names that are passed, counted; paths are those that a look at each finds.
 #[test]
 fn names_are_passed_once() {
-    const FILES: usize = 20_000;
+    const FILES: usize = 10_000;
     let f = Fixture::new(256 * MIB);
     let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
     let (large, many) = (f.mkdir(sub, b"large"), f.mkdir(sub, b"many"));
@@ -421,7 +421,7 @@ fn names_are_passed_once() {
 // its own lose a name that they have beside it; names that are passed, counted; paths are those that a look at each finds.
 #[test]
 fn names_that_went_are_passed_once() {
-    const FILES: usize = 9_000;
+    const FILES: usize = 5_000;
     let f = Fixture::new(256 * MIB);
     let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
     let snapshot = |name: &str| f.fs.snapshot(sub, ROOT, name.as_bytes(), true, false).unwrap();

@@ -60,7 +60,9 @@ fn run_in_lockstep(seed: u64, devices: &[&dyn Device], size_bytes: u64, groups_c
                 .map(|(offset, len, fill)| {
                     let mut buf = AlignedBuf::new(*len);
                     if let Some(fill) = fill {
-                        buf.iter_mut().enumerate().for_each(|(i, b)| *b = fill.wrapping_add((i / 512) as u8));
+                        for (i, sector) in buf.chunks_mut(512).enumerate() {
+                            sector.fill(fill.wrapping_add(i as u8));
+                        }
                         buf[..8].copy_from_slice(&offset.to_le_bytes());
                     }
                     buf

@@ -149,7 +149,8 @@ fn no_crash_is_a_problem_to_a_check() {
         let image = check(&device, at);
         let again = Arc::new(RecordingDevice::from_image(image));
         work(&again);
-        for at in 0..=again.mark().0 {
+        // A third of them, another one each time.
+        for at in (at % 3..=again.mark().0).step_by(3) {
             check(&again, at);
         }
     }

@@ -445,7 +445,7 @@ fn a_node_that_cannot_be_read_among_others_is_named() {
 // checked; one seed a round, for some seconds, and in any case a number of rounds.
 #[test]
 fn no_damage_makes_the_check_panic_or_hang() {
-    const SECONDS: u64 = 8;
+    const SECONDS: u64 = 3;
     const ROUNDS: u64 = 20;
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {

@@ -218,7 +218,7 @@ fn long_key(n: u64) -> Vec<u8> {
 // to end.
 #[test]
 fn many_steps_are_what_they_are_one_by_one() {
-    let seeds = std::env::var("VARVE_MANY").ok().and_then(|many| many.parse().ok()).unwrap_or(72);
+    let seeds = std::env::var("VARVE_MANY").ok().and_then(|many| many.parse().ok()).unwrap_or(36);
     for seed in 0..seeds {
         let mut below = chance(seed + 1);
         let key_space = [300, 3_000, 40_000][seed as usize % 3];

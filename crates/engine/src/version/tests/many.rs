@@ -291,11 +291,11 @@ fn reap_all(world: &mut World, pace: u64) -> Leaves {
 }
 
 /// Goal: versions that go together cost one way through the file and not one each, in whatever order their holders let
-/// go. Method: 100 versions with two blocks in each of 1,000 segments lose all holders but the last, or every second one;
+/// go. Method: 100 versions with two blocks in each of 500 segments lose all holders but the last, or every second one;
 /// count the leaves that are written and the entries that change against those there are.
 #[test]
 fn many_versions_go_in_one_sweep() {
-    let (versions, segments) = (100, 1000);
+    let (versions, segments) = (100, 500);
     for all in [true, false] {
         let mut world = many_versions(versions, segments);
         let leaves_before = world.maps.trees.len() as u64 / 64;
