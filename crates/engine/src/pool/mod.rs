@@ -104,11 +104,12 @@ impl Pool {
 
     /// Writes the newest superblock again in a slot that does not hold it, or cannot be read (power failed while it was written), if the other
     /// one does, which is not touched and durable before. The repair itself is not flushed. A slot that cannot be written is no reason not
-    /// to open the pool. Of slots that cannot be read now counts what was found in them when the pool was, for nobody has written since: then
-    /// only one that was read, and held something else, is written over.
+    /// to open the pool, if the other one can be read. Of slots that cannot be read now counts what was found in them when the pool was, for
+    /// nobody has written since: then only one that was read, and held something else, is written over.
     ///
     /// # Errors
-    /// A flush's; the device's, if it is not known which of the two holds it.
+    /// A flush's; [`EngineError::Refused`], if it is not known which of the two holds it, if neither can be read and the one to be written
+    /// again not be written, and if somebody else has written over one since the pool was found.
     pub fn repair_slots(&self, superblock: &Superblock) -> Result<()> {
         use Slot::{Differs, Holds, Unread};
         let bytes = AlignedBuf::from_slice(&superblock.encode());
@@ -120,6 +121,15 @@ impl Pool {
                 Ok(()) => Differs,
                 Err(e) => Unread(e),
             });
+            let mut both = found.iter().zip(&now);
+            if both.any(|(then, now)| matches!((then, now), (Holds, Differs))) {
+                return Err(EngineError::Refused(format!(
+                    "the superblock of generation {} was found on {} and has been written over since: somebody else writes there, and the pool \
+                     is not opened for writing, only for reading. Find out who has it open, and try again",
+                    superblock.generation,
+                    device.name()
+                )));
+            }
             let offset = match (&now, found) {
                 ([Holds, Holds], _) | ([Unread(_), Unread(_)], [Holds, Holds]) => continue,
                 ([Holds, Differs | Unread(_)], _)
@@ -136,13 +146,20 @@ impl Pool {
                     )));
                 }
                 ([Differs, Differs], _) => {
-                    tracing::warn!(target: DEVICE_LOG, "no superblock slot holds generation {} any more", superblock.generation);
+                    tracing::warn!(target: DEVICE_LOG, "no superblock slot holds generation {}", superblock.generation);
                     continue;
                 }
             };
             // If power fails while this one is written, the other must be there.
             self.flush()?;
             if let Err(e) = device.write_at(offset, &bytes) {
+                if !now.iter().any(|slot| matches!(slot, Holds)) {
+                    return Err(EngineError::Refused(format!(
+                        "the superblock of generation {} was found and cannot be read any more, and cannot be written again in its other slot: \
+                         the pool is not opened for writing, only for reading: {e}. Try again, or look at the device",
+                        superblock.generation
+                    )));
+                }
                 tracing::warn!(target: DEVICE_LOG, "the superblock slot at {offset} cannot be repaired: {e}");
             }
         }

@@ -14,6 +14,7 @@ mod hostile;
 mod keyframes;
 mod limits;
 mod namespaces;
+mod slots;
 mod stress;
 mod trees;
 mod trim;
@@ -144,6 +145,14 @@ impl Hooked {
             on_request: Mutex::new(None),
             on_discard: Mutex::new(None),
         })
+    }
+    /// It holds what `from` does.
+    fn copy_from(&self, from: &MemoryDevice) {
+        let mut piece = AlignedBuf::new(1 << 20);
+        for at in (0..POOL_BYTES).step_by(1 << 20) {
+            from.read_at(at, &mut piece).expect("reads");
+            self.inner.write_at(at, &piece).expect("writes");
+        }
     }
     fn on_flush(&self, hook: impl Fn(u64) -> bool + Send + Sync + 'static) {
         self.flushes.store(0, SeqCst);
