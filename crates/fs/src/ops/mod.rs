@@ -19,6 +19,7 @@ pub(crate) mod rename;
 pub(crate) mod seek;
 pub(crate) mod setattr;
 pub(crate) mod shift;
+mod spend;
 pub(crate) mod subvolume;
 pub(crate) mod tmpfile;
 pub(crate) mod truncate;
