@@ -255,7 +255,7 @@ impl Call {
 }
 
 impl Call {
-    /// Whether this call takes `security.capability` from the file it is about before it does anything else; not
+    /// Whether this call takes `security.capability` from the file it is about when it changes that; not
     /// by its attributes if it `stays_privileged`. `size` is the size of the source of a copy or a range.
     pub fn drops_capability(&self, stays_privileged: bool, size: u64) -> bool {
         match self {
@@ -270,6 +270,16 @@ impl Call {
             }
             _ => false,
         }
+    }
+
+    /// Whether this is one transaction: the capability goes with what takes it.
+    pub fn is_one_step(&self) -> bool {
+        matches!(self, Call::SetAttr { .. } | Call::Open { .. } | Call::Shift { .. })
+    }
+
+    /// Whether this takes several steps, of which the last ones may be refused when the first have taken the capability.
+    pub fn drops_capability_in_steps(&self) -> bool {
+        matches!(self, Call::Fallocate { .. } | Call::CloneRange { .. })
     }
 
     /// The inodes that a call names by number, and whether it may change them.

@@ -60,7 +60,6 @@ impl Core {
         if len == 0 {
             return Err(FsError::Invalid);
         }
-        self.drop_capability(&state)?;
         let zeroes = !matches!(how, Allocate::Reserve { .. });
         // Parts of blocks are zeroed in memory, and wait like what is written.
         let part = |at: u64| !at.is_multiple_of(BLOCK) && at < size;
@@ -120,6 +119,7 @@ impl Core {
             record.mtime = inner.times().0;
         }
         let mut tx = Transaction::new();
+        self.drop_capability(&change, &mut tx, state.ino, &mut record)?;
         self.put_record(&change, &mut tx, state.ino, inner, &mut record)?;
         // On a full pool, too: nothing grows.
         if !change.forked || self.is_own(&change, state.ino, inner)? {
@@ -289,6 +289,7 @@ impl Core {
                     record.flags &= !INODE_FLAG_STALE_TAIL;
                 }
             }
+            self.drop_capability(&change, &mut tx, state.ino, &mut record)?;
             self.put_record(&change, &mut tx, state.ino, inner, &mut record)?;
             tx.privileged();
             // Not where it gives back what was set aside; and zeros that are to be set aside behind this cannot be refused any more.
@@ -419,6 +420,7 @@ impl Core {
                 self.store.merge(space, more);
             }
             if step.blocks > 0 {
+                self.drop_capability(&change, &mut tx, state.ino, &mut record)?;
                 self.put_record(&change, &mut tx, state.ino, inner, &mut record)?;
                 if zeroed {
                     // It is too late to refuse this.

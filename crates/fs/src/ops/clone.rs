@@ -132,6 +132,7 @@ impl Core {
             if caller.uid != 0 {
                 record.mode = without_set_ids(record.mode);
             }
+            self.drop_capability(&change, &mut tx, target, &mut record)?;
             self.put_record(&change, &mut tx, target, into, &mut record)?;
             let lsn = self.apply_sharing(tx, &record)?;
             into.size = record.size;

@@ -45,7 +45,6 @@ impl Core {
             && sizes[0] <= len
             && sizes[1] == 0
         {
-            self.drop_capability(&self.state(to))?;
             if let Some(bytes) = self.with_space(|| self.clone_into(caller, from, to, len))? {
                 return Ok(bytes);
             }
@@ -78,11 +77,6 @@ impl Core {
             return Ok(done);
         }
         let part = Part { from: from_offset + done, to: to_offset + done, len: shared };
-        match self.drop_capability(&self.state(to)) {
-            // What has been copied is told; the next call gets the error.
-            Err(_) if done > 0 => return Ok(done),
-            dropped => dropped?,
-        }
         match self.share_part(Some(caller), from, to, part, None) {
             // Small contents lie in the record, in the first block: that is copied, and the holes behind it are shared.
             Ok(0) if part.from == 0 && self.read_lock(&self.state(from))?.has_contents_in_record() => {

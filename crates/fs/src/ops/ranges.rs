@@ -201,6 +201,9 @@ impl Core {
             record.flags |= if stale && !is(Planted::TailForgotten) { INODE_FLAG_STALE_TAIL } else { 0 };
             record.size = reach;
         }
+        if caller.is_some() {
+            self.drop_capability(&change, &mut tx, to, &mut record)?;
+        }
         self.put_record(&change, &mut tx, to, target, &mut record)?;
         let size = record.size;
         let lsn = self.apply_freeing(tx, None, shared.reserved_freed)?;
@@ -227,7 +230,6 @@ impl Core {
         if len == 0 {
             return Ok(());
         }
-        self.drop_capability(&self.state(to))?;
         let mut done = 0;
         while done < len {
             let rest = Part { from: part.from + done, to: part.to + done, len: len - done };

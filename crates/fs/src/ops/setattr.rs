@@ -65,19 +65,6 @@ impl Core {
             self.setattr(caller, ino, SetAttr { size: set.size, ..SetAttr::default() })?;
             return self.setattr(caller, ino, SetAttr { size: None, ..set });
         }
-        // Judged once, for the capability and the bits: a name that comes in between comes after this call.
-        let mut stays = false;
-        if set.size.is_none() && (set.uid.is_some() || set.gid.is_some()) {
-            let state = self.state(ino);
-            let kind = {
-                let inner = self.read_lock(&state)?;
-                stays = stays_privileged(caller, &inner);
-                inner.record.kind
-            };
-            if kind != InodeKind::Directory && !stays {
-                self.drop_capability(&state)?;
-            }
-        }
         if let Some(size) = set.size {
             let frees = {
                 let state = self.state(ino);
@@ -95,9 +82,14 @@ impl Core {
             // The logged record and size: what a write has changed is logged with its data. But what is set here
             // comes after that write.
             let mut record = inner.record.clone();
+            let given = set.uid.is_some() || set.gid.is_some();
+            let stays = given && stays_privileged(caller, &inner);
             set_attributes(&mut record, &set, self.now(), stays);
             let chosen = set.mode.is_some() || record.mode != inner.record.mode;
             let mut tx = Transaction::new();
+            if given && !stays && record.kind != InodeKind::Directory {
+                self.drop_capability(&change, &mut tx, ino, &mut record)?;
+            }
             if set.mode.is_some() && record.kind != InodeKind::Symlink {
                 self.acl_follows(&change, &mut tx, ino, &inner, record.mode)?;
             }

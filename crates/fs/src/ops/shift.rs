@@ -69,7 +69,6 @@ impl Core {
         }
         // Who is refused has changed nothing.
         how.new_size(offset, size)?;
-        self.drop_capability(&state)?;
         let _places = state.places();
         self.with_space(|| self.shift_once(caller, &state, offset, how))
     }
@@ -142,6 +141,7 @@ impl Core {
                     .ok_or(FsError::TooFragmented)?;
             }
             record.size = size;
+            self.drop_capability(&change, &mut tx, state.ino, &mut record)?;
             self.put_record(&change, &mut tx, state.ino, inner, &mut record)?;
             self.apply_freeing(tx, space.as_mut(), shifted.reserved_freed)?;
             self.changed_to(&change, inner, record);

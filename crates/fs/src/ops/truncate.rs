@@ -41,10 +41,6 @@ impl Core {
             return Err(FsError::FileTooBig);
         }
         let state = self.state(ino);
-        let stays = stays_privileged(caller, &*self.read_lock(&state)?);
-        if !stays {
-            self.drop_capability(&state)?;
-        }
         // No page is in flight while this is held. Who only makes the file longer does not need it.
         let mut turn = if grows_alone(&*self.read_lock(&state)?, size) { None } else { Some(state.turn()) };
         let mut calm = Calm::default();
@@ -139,7 +135,11 @@ impl Core {
             if caller.uid != 0 {
                 record.mode = without_set_ids(record.mode);
             }
+            let stays = stays_privileged(caller, inner);
             set_attributes(&mut record, set, now, stays);
+            if !stays {
+                self.drop_capability(&change, &mut tx, ino, &mut record)?;
+            }
             self.put_record(&change, &mut tx, ino, inner, &mut record)?;
             self.apply_freeing(tx, None, reserved_freed)?;
             inner.logged(&change, record);

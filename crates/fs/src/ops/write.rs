@@ -166,7 +166,6 @@ impl Core {
             if offset >= FILE_BYTES_MAX {
                 return Err(FsError::FileTooBig);
             }
-            self.drop_capability(&state)?;
             let mut written = 0;
             while written < data.len() {
                 let (at, rest) = (offset + written as u64, &data[written..]);
@@ -294,7 +293,7 @@ impl Core {
         loop {
             // While this is held nothing of the file is logged, so that what is read stays where it is.
             let held = (outdated >= OUTDATED_READS_MAX && turn.is_none()).then(|| state.turn());
-            let (wanted, layout, reads) = {
+            let (wanted, layout, attributed, reads) = {
                 let inner = self.read_lock(state)?;
                 let wanted = plan(&inner, offset, len);
                 let mut reads: Vec<(u64, PageBuf, ReadPlan)> = Vec::with_capacity(wanted.bases.len());
@@ -303,7 +302,7 @@ impl Core {
                     let read = self.plan_read(state.ino, &inner, index * BLOCK, page.make_mut())?;
                     reads.push((*index, page, read));
                 }
-                (wanted, inner.layout(), reads)
+                (wanted, inner.layout(), len > 0 && inner.record.xattr_count > 0, reads)
             };
             if !space.covers(&wanted) && !self.widen_at_once(&mut space, &wanted)? {
                 let barred = waits.is_none() && waited == 0 && turn.is_none() && self.float_queue.is_locked();
@@ -368,12 +367,28 @@ impl Core {
                 self.run_reads(read, page.make_mut())?;
                 bases.push((index, page));
             }
+            // Of a file that has attributes one of them may have to go first.
+            let change = if attributed { Some(self.change(state.ino)?) } else { None };
             let mut inner = self.write_lock(state)?;
             let now = plan(&inner, offset, len);
             let have_bases = now.bases.iter().all(|index| bases.iter().any(|(i, _)| i == index));
-            if !space.covers(&now) || !have_bases || (inner.layout() != layout && !now.bases.is_empty()) {
+            let moved = inner.layout() != layout && !now.bases.is_empty();
+            let is_attributed = len > 0 && inner.record.xattr_count > 0;
+            if !space.covers(&now) || !have_bases || moved || (is_attributed && change.is_none()) {
                 outdated += 1;
                 continue;
+            }
+            if let Some(change) = change {
+                match self.drop_capability_first(&change, state.ino, &mut inner) {
+                    Err(FsError::Engine(EngineError::NoSpace)) if space.rounds.are_left() => {
+                        drop((inner, change, held));
+                        waits = None;
+                        space = Space { rounds: space.rounds, at_once, ..Space::default() };
+                        self.reclaim(&mut space.rounds)?;
+                        continue;
+                    }
+                    dropped => dropped?,
+                }
             }
             self.install(caller, state, &mut inner, offset, &data[..len], &now, &bases, chunks, space);
             return Ok(Written { len, goes_on });

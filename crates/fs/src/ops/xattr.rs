@@ -8,7 +8,7 @@ use super::flags::Touch;
 use crate::acl::{self, Acl};
 use crate::api::{Caller, XattrMode};
 use crate::core::{Core, touch};
-use crate::inode::{Inner, InodeState};
+use crate::inode::Inner;
 use crate::subvolume::Change;
 use crate::{FsError, Result};
 
@@ -227,15 +227,43 @@ impl Core {
     }
 
     /// A file that is written to or given away (but cut or given away by root before its first name) loses its capabilities: with HANDLE_KILLPRIV_V2
-    /// the kernel leaves that to the filesystem. Costs nothing for files without attributes.
-    pub(super) fn drop_capability(&self, state: &InodeState) -> Result<()> {
-        if self.read_lock(state)?.record.xattr_count == 0 {
+    /// the kernel leaves that to the filesystem. In the transaction that changes the file, so that who is refused has not lost them.
+    /// Costs nothing for files without attributes.
+    pub(super) fn drop_capability(
+        &self,
+        change: &Change,
+        tx: &mut Transaction,
+        ino: InodeId,
+        record: &mut InodeRecord,
+    ) -> Result<bool> {
+        self.drop_xattr(change, tx, ino, record, CAPABILITY)
+    }
+
+    /// The same before what is written waits in memory, under the lock under which it gets there: if power fails between the two, the
+    /// file has neither. Nothing else can refuse that write.
+    pub(super) fn drop_capability_first(
+        &self,
+        change: &Change,
+        ino: InodeId,
+        inner: &mut Inner,
+    ) -> Result<()> {
+        let mut record = inner.record.clone();
+        let mut tx = Transaction::new();
+        if !self.drop_capability(change, &mut tx, ino, &mut record)? {
             return Ok(());
         }
-        match self.remove_attribute(state.ino, CAPABILITY) {
-            Err(FsError::NoAttribute) => Ok(()),
-            result => result,
+        touch(&mut record, self.now());
+        // A record of its own, of a file that others show, would come out of what is kept for deleting.
+        if self.is_own(change, ino, inner)? {
+            tx.privileged();
+            if change.forked {
+                tx.sparing();
+            }
         }
+        self.put_record(change, &mut tx, ino, inner, &mut record)?;
+        self.apply(tx)?;
+        inner.take_over(change, record);
+        Ok(())
     }
 
     pub(crate) fn getxattr(&self, ino: InodeId, name: &[u8]) -> Result<Vec<u8>> {
@@ -272,7 +300,6 @@ impl Core {
         self.with_space_patiently(|| self.remove_attribute(ino, name))
     }
 
-    /// Whatever the flags of the inode say: what goes with something that they allow goes, too.
     fn remove_attribute(&self, ino: InodeId, name: &[u8]) -> Result<()> {
         check_name(name)?;
         let state = self.state(ino);

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use varve_fs::{Allocate, DataLogged, InodeId, RenameMode};
 
-use super::{Session, Violation, drops_capability};
+use super::capability::{drops_capability, without_capability};
+use super::{Session, Violation};
 use crate::call::Call;
 use crate::model::{CAPABILITY, Content, Context, Inode, Model, Punch, slot};
 use crate::timeline::Mark;
@@ -100,14 +101,20 @@ impl Session {
         // What the log may hold before the call is done: nothing of it, a part, or all.
         let between = |plain: &Model| {
             let mut states = vec![plain.clone()];
-            if drops && let Some(ino) = file {
+            // Where that goes with what the file changes by, there is nothing in between.
+            let mut first_changed = 0;
+            if drops
+                && !call.is_one_step()
+                && let Some(ino) = file
+            {
+                first_changed = 1;
                 states.push(without_capability(plain, ino, &effect));
             }
             if let Call::Fallocate { ino, offset, len, how, .. } = call
                 && !matches!(how, Allocate::Reserve { .. })
             {
                 let punch = Punch { from: *offset, to: offset + len, size: context.size };
-                for state in &mut states {
+                for state in &mut states[first_changed..] {
                     if let Some(content) = state.get_mut(*ino).and_then(Inode::content_mut) {
                         content.punch_perhaps(&punch);
                     }
@@ -471,18 +478,6 @@ fn same_bytes(call: &Call, state: &Model, plain: &Model) -> bool {
         (Some(state), Some(plain)) => state.same(&plain),
         _ => true,
     }
-}
-
-/// The state in which `ino` has lost its capability, and perhaps has the time of that already.
-pub(super) fn without_capability(plain: &Model, ino: InodeId, effect: &Context) -> Model {
-    let mut state = plain.clone();
-    let times = state.get(ino).map(|inode| inode.ctime.clone());
-    state.drop_capability(ino, effect);
-    if let (Some(inode), Some(times)) = (state.get_mut(ino), times) {
-        inode.ctime = times;
-        inode.ctime.allow(effect.now);
-    }
-    state
 }
 
 /// What a call that was refused for lack of space, or could not read, has brought into the log.

@@ -5,6 +5,7 @@
 //! the call; bytes of `write` take effect where the filesystem says that it logged them, and what they are comes from
 //! the calls alone. The expected states never come from the engine's log.
 
+mod capability;
 mod ledger;
 mod opened;
 mod ranges;
@@ -19,14 +20,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use varve_device::Device;
-use varve_fs::{Allocate, Caller, Deduped, Filesystem, FsError, InodeId, Lsn, NewInode, NewNameless, SeekTo};
+use varve_fs::{Allocate, Deduped, Filesystem, FsError, InodeId, Lsn, NewInode, NewNameless, SeekTo};
 use varve_sim::Rng;
 
 use crate::call::{Call, fill, write};
 use crate::compare::{attr_differences, compare};
 use crate::disk::Disk;
 use crate::model::{
-    CAPABILITY, COMPARED_BYTES, Content, Context, Errno, Inode, Model, PAGE_BYTES, Punch, is_subvolume, slot,
+    COMPARED_BYTES, Content, Context, Errno, Inode, Model, PAGE_BYTES, Punch, is_subvolume, slot,
 };
 use crate::reads::Reads;
 use crate::timeline::{Mark, Timeline};
@@ -46,16 +47,6 @@ const REFUSAL_FREE_BYTES_MAX: u64 = 64 << 10;
 const RESERVED_PAGE_BYTES_MAX: u64 = 2 * PAGE_BYTES + 512;
 /// EEXIST, EXDEV, ENOTDIR, EISDIR, EINVAL, EROFS, ENOTEMPTY.
 const RENAME_REFUSALS: [Errno; 7] = [17, 18, 20, 21, 22, 30, 39];
-
-/// Whether `call` takes `security.capability` from its file first, and the file has it in `old`.
-fn drops_capability(call: &Call, old: &Model, caller: Caller) -> bool {
-    let Some(inode) = call.subject().and_then(|ino| old.get(ino)) else { return false };
-    let source = match call {
-        Call::CopyRange { from, .. } | Call::CloneRange { from, .. } => old.get(*from).map_or(0, Inode::size),
-        _ => 0,
-    };
-    inode.xattrs.contains_key(CAPABILITY) && call.drops_capability(inode.stays_privileged(caller), source)
-}
 
 /// A promise that was broken, in words.
 #[derive(Clone, Debug)]
@@ -404,11 +395,7 @@ impl Session {
 
     /// What a call that was refused for lack of space may have done, and has done.
     fn take_partial_effect(&mut self, call: &Call, context: &Context) -> Result<(), Violation> {
-        let Some(ino) = call.subject() else { return Ok(()) };
-        if drops_capability(call, &self.live, context.caller) {
-            self.live.drop_capability(ino, context);
-        }
-        self.take_steps(call, context)
+        self.take_with_capability(call, context, |session| session.take_steps(call, context))
     }
 
     /// What of a call that goes from the front of a range to its end has been done when it ended early.

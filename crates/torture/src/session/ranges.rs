@@ -7,7 +7,8 @@
 
 use varve_fs::{DataLogged, FsError, InodeId};
 
-use super::ledger::{allow_pending_of, settle, without_capability};
+use super::capability::without_capability;
+use super::ledger::{allow_pending_of, settle};
 use super::{Session, Violation};
 use crate::call::Call;
 use crate::model::{CAPABILITY, Content, Context, Inode, Model, PAGE_BYTES, Part};

@@ -7,9 +7,9 @@
 
 use varve_fs::{FsError, InodeId, RenameMode};
 
-use super::{EIO, Session, Violation, drops_capability};
+use super::{EIO, Session, Violation};
 use crate::call::Call;
-use crate::model::{CAPABILITY, Context, Errno, is_subvolume};
+use crate::model::{Context, Errno, is_subvolume};
 use crate::reads::{Plan, TEXT};
 use crate::violation;
 
@@ -102,15 +102,14 @@ impl Session {
         }
     }
 
-    /// What a call that could not read has done and stays: it takes a capability away first, in a transaction of its own, and the
-    /// permission of others with what moves out of an inode's record; the rest is as where space is short.
+    /// What a call that could not read has done and stays: it takes the permission of others with what moves out of an inode's record;
+    /// the rest is as where space is short.
     pub(super) fn take_unread_effect(&mut self, call: &Call, context: &Context) -> Result<(), Violation> {
+        self.take_with_capability(call, context, |session| session.take_unread_steps(call, context))
+    }
+
+    fn take_unread_steps(&mut self, call: &Call, context: &Context) -> Result<(), Violation> {
         let Some(ino) = call.subject() else { return Ok(()) };
-        if drops_capability(call, &self.live, context.caller)
-            && matches!(self.fs.getxattr(ino, CAPABILITY), Err(FsError::NoAttribute))
-        {
-            self.live.drop_capability(ino, context);
-        }
         match call {
             Call::Fallocate { .. } | Call::CloneRange { .. } => self.take_steps(call, context),
             Call::DedupeRange { from, from_offset, to, to_offset, len } => {
