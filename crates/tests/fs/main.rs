@@ -27,6 +27,7 @@ mod deleting;
 mod diff;
 mod durability;
 mod edges;
+mod exchanges;
 mod first_stretch;
 mod flags;
 mod float;

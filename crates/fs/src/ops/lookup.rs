@@ -39,8 +39,8 @@ impl Core {
             _ if name.len() > NAME_BYTES_MAX => Err(FsError::NameTooLong),
             _ => {
                 let base = self.subvolumes.hasher.base(name);
-                if let Some(ino) = self.subvolume_at(parent, base, name) {
-                    return self.getattr(ino);
+                if let Some(attr) = self.lookup_subvolume(parent, base, name)? {
+                    return Ok(attr);
                 }
                 for _ in 0..super::RETRIES_MAX {
                     let Some((ino, _)) = self.leads_to(parent, base, name)? else { break };
@@ -116,6 +116,22 @@ impl Core {
     fn subvolume_at(&self, parent: InodeId, base: NamePosition, name: &[u8]) -> Option<InodeId> {
         let (_, slot) = self.subvolumes.nested.find(parent, base, name)?;
         slot.map(|slot| slot.full(ROOT_INODE))
+    }
+
+    /// The root of the subvolume that is `name` in `parent`, if there is one.
+    fn lookup_subvolume(&self, parent: InodeId, base: NamePosition, name: &[u8]) -> Result<Option<Attr>> {
+        let mut gone = None;
+        for _ in 0..super::RETRIES_MAX {
+            let Some(ino) = self.subvolume_at(parent, base, name) else { return Ok(None) };
+            match self.getattr(ino) {
+                // It has let go of what it held, and its name goes next.
+                Err(FsError::Stale) if gone == Some(ino) => return Err(FsError::NotFound),
+                // It has been deleted. Another one may have got its name before that.
+                Err(FsError::Stale) => gone = Some(ino),
+                result => return result.map(Some),
+            }
+        }
+        Err(FsError::NotFound)
     }
 
     /// Refuses what is no directory, to who has found no name in it.

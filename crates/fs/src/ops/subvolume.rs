@@ -476,7 +476,11 @@ impl Core {
         self.require_unprotected_root(&subvolume)?;
         // As a rule that settles it, and nothing is logged for a refusal.
         let root = subvolume.slot.full(ROOT_INODE);
-        let names = self.names(root)?;
+        let names = match self.names(root) {
+            // Deleted since: who removes a directory looks again.
+            Err(FsError::Stale) => return Err(FsError::NotSubvolume),
+            names => names?,
+        };
         if self.subvolumes.nested.within(subvolume.slot) || !is_empty(&names, root)? {
             return Err(FsError::NotEmpty);
         }
@@ -517,13 +521,18 @@ impl Core {
     }
 
     fn find_to_delete(&self, parent: InodeId, name: &[u8]) -> Result<(NamePosition, Arc<Subvolume>)> {
-        match self.nested(parent, name)? {
-            Some((position, Some(slot))) => Ok((position, self.subvolumes.get(slot)?.shared())),
-            _ => {
+        for _ in 0..super::RETRIES_MAX {
+            let Some((position, Some(slot))) = self.nested(parent, name)? else {
                 let there = self.names(parent)?.lookup(parent, name)?.is_some();
-                Err(if there { FsError::NotSubvolume } else { FsError::NotFound })
+                return Err(if there { FsError::NotSubvolume } else { FsError::NotFound });
+            };
+            match self.subvolumes.get(slot) {
+                // It has been deleted. Another one may have got its name before that.
+                Err(FsError::Stale) => {}
+                found => return Ok((position, found?.shared())),
             }
         }
+        Err(FsError::NotFound)
     }
 
     /// A subvolume lets go of its version and is being deleted from now on. Gives the family of its namespace.
