@@ -61,3 +61,35 @@ fn a_name_is_found_while_its_subvolume_is_exchanged() {
     f.fs.maintain().unwrap();
     f.check();
 }
+
+// Goal: who renames a directory over a subvolume that has something in it hears that it is not empty, or that it is done where the subvolume
+// has just been deleted, and nothing else. Method: one that puts such a subvolume there and deletes it, over and over, beside one
+// that renames a directory there and back.
+#[test]
+fn a_directory_takes_the_place_of_a_subvolume_that_has_gone() {
+    let f = Fixture::new(64 * MIB);
+    f.mkdir(ROOT, b"dir");
+    let change = || {
+        with_a_file(&f, b"made");
+        // Unless the directory is there.
+        if f.fs.rename(ROOT, b"made", ROOT, b"place", RenameMode::NoReplace).is_ok() {
+            f.fs.delete_subvolume(ROOT, b"place").unwrap();
+        } else {
+            f.fs.delete_subvolume(ROOT, b"made").unwrap();
+        }
+    };
+    beside(6_000, change, || {
+        match f.fs.rename(ROOT, b"dir", ROOT, b"place", RenameMode::Replace).map_err(|error| error.errno()) {
+            Ok(()) => f.fs.rename(ROOT, b"place", ROOT, b"dir", RenameMode::Replace).unwrap(),
+            Err(17 | 39) => {}
+            Err(errno) => panic!("errno {errno}"),
+        }
+        // Two that are exchanged are subvolumes, or entries of one directory.
+        match f.fs.rename(ROOT, b"dir", ROOT, b"place", RenameMode::Exchange).map_err(|error| error.errno()) {
+            Err(2 | 95) => {}
+            other => panic!("{other:?}"),
+        }
+    });
+    f.fs.maintain().unwrap();
+    f.check();
+}

@@ -24,21 +24,32 @@ const DEPTH_MAX: usize = 1 << 20;
 /// A name in a directory.
 type Name<'a> = (InodeId, &'a [u8]);
 
+/// What two names lead to.
+#[derive(PartialEq, Eq)]
+enum Both {
+    /// Two subvolumes, which are there.
+    Two([(NamePosition, Slot); 2]),
+    /// One and the same.
+    One,
+    /// No subvolume.
+    Neither,
+}
+
 impl Core {
-    /// A rename of which either side is a subvolume.
+    /// A rename of which either side is a subvolume. False, and nothing has changed: neither is any more.
     pub(crate) fn rename_subvolume(
         &self,
         (parent, name): Name<'_>,
         (new_parent, new_name): Name<'_>,
         mode: RenameMode,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         if mode == RenameMode::Exchange {
             return self.exchange_subvolumes((parent, name), (new_parent, new_name));
         }
         let topology = self.topology(|set| set.snapshot == Slot::of(new_parent))?;
         let Some((position, entry)) = self.nested(parent, name)? else {
+            let Some((_, taken)) = self.nested(new_parent, new_name)? else { return Ok(false) };
             let source = self.names(parent)?.lookup(parent, name)?.ok_or(FsError::NotFound)?;
-            let taken = self.nested(new_parent, new_name)?.and_then(|(_, slot)| slot);
             return Err(match (source.kind, taken) {
                 _ if mode.refuses() => FsError::Exists,
                 (InodeKind::Directory, Some(slot)) => self.no_place_of(slot.full(ROOT_INODE)),
@@ -50,7 +61,7 @@ impl Core {
         let target = self.names(new_parent)?.lookup(new_parent, new_name)?;
         let other = self.nested(new_parent, new_name)?;
         if !mode.refuses() && other.is_some_and(|(_, other)| other == Some(slot)) {
-            return Ok(());
+            return Ok(true);
         }
         match (target, other) {
             // The name of a subvolume is no entry that another could take the place of.
@@ -85,7 +96,7 @@ impl Core {
         drop(dir);
         drop(change);
         drop(topology);
-        self.note_loss(parent)
+        self.note_loss(parent).map(|()| true)
     }
 
     /// Why a directory, or the root of a subvolume, does not make room for a subvolume, nor for another directory that comes where a
@@ -116,16 +127,20 @@ impl Core {
         Ok(())
     }
 
-    /// Two subvolumes get each other's names, in one transaction.
-    fn exchange_subvolumes(&self, one: Name<'_>, other: Name<'_>) -> Result<()> {
+    /// Two subvolumes get each other's names, in one transaction. False, and nothing has changed: neither name is one's any more.
+    fn exchange_subvolumes(&self, one: Name<'_>, other: Name<'_>) -> Result<bool> {
         let (parent, new_parent) = (one.0, other.0);
         let (topology, found) = loop {
-            let Some(found) = self.both_places(one, other)? else { return Ok(()) };
+            let found = match self.both_places(one, other)? {
+                Both::Neither => return Ok(false),
+                Both::One => return Ok(true),
+                Both::Two(found) => found,
+            };
             // A crash removes a snapshot that is not complete yet. With one of them it would remove a name that was there before the
             // exchange, and of what others have put there something; so both are logged first, and those in which they are.
             let all = [found[0].1, found[1].1, Slot::of(parent), Slot::of(new_parent)];
             let topology = self.topology(|set| all.contains(&set.snapshot))?;
-            if self.both_places(one, other)? == Some(found) {
+            if self.both_places(one, other)? == Both::Two(found) {
                 break (topology, found);
             }
         };
@@ -156,11 +171,14 @@ impl Core {
         drop(dir);
         drop(change);
         drop(topology);
-        if parent == new_parent { Ok(()) } else { self.note_loss(parent) }
+        if parent != new_parent {
+            self.note_loss(parent)?;
+        }
+        Ok(true)
     }
 
-    /// Where the two subvolumes are that bear these names, and which; `None`: both are the same one.
-    fn both_places(&self, one: Name<'_>, other: Name<'_>) -> Result<Option<[(NamePosition, Slot); 2]>> {
+    /// Where the two subvolumes are that bear these names, and which.
+    fn both_places(&self, one: Name<'_>, other: Name<'_>) -> Result<Both> {
         let mut found = [None; 2];
         for ((dir, name), found) in [one, other].into_iter().zip(&mut found) {
             *found = match self.nested(dir, name)? {
@@ -169,8 +187,9 @@ impl Core {
             };
         }
         match found {
-            [Some(one), Some(other)] if one.1 == other.1 => Ok(None),
-            [Some(one), Some(other)] => Ok(Some([one, other])),
+            [Some(one), Some(other)] if one.1 == other.1 => Ok(Both::One),
+            [Some(one), Some(other)] => Ok(Both::Two([one, other])),
+            [None, None] => Ok(Both::Neither),
             // One is an ordinary file or directory, whose name is the business of its subvolume alone.
             _ if Slot::of(one.0) != Slot::of(other.0) => Err(FsError::CrossDevice),
             _ => Err(FsError::NotSupported),

@@ -57,8 +57,15 @@ impl Core {
             return Err(FsError::NameTooLong);
         }
         check_name(new_name)?;
-        if self.nested(parent, name)?.is_some() || self.nested(new_parent, new_name)?.is_some() {
-            return self.with_space(|| self.rename_subvolume((parent, name), (new_parent, new_name), mode));
+        for _ in 0..super::RETRIES_MAX {
+            if self.nested(parent, name)?.is_none() && self.nested(new_parent, new_name)?.is_none() {
+                break;
+            }
+            // Where the last one of them has just been deleted, that came first.
+            if self.with_space(|| self.rename_subvolume((parent, name), (new_parent, new_name), mode))? {
+                return Ok(());
+            }
+            self.permit(parent, Touch::NameGoes)?;
         }
         if Slot::of(parent) != Slot::of(new_parent) {
             return Err(FsError::CrossDevice);
