@@ -498,12 +498,12 @@ impl Filesystem {
         self.shared
             .enter()
             .and_then(|fs| verb(&fs))
-            .map_err(|fault| Error::pool(doing, &self.shared.name, fault))
+            .map_err(|fault| Error::pool(doing, &self.shared.door.name, fault))
     }
 }
 
 impl std::fmt::Debug for Filesystem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Filesystem").field("pool", &self.shared.name).finish_non_exhaustive()
+        f.debug_struct("Filesystem").field("pool", &self.shared.door.name).finish_non_exhaustive()
     }
 }

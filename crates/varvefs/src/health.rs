@@ -98,7 +98,7 @@ impl Pool {
     pub fn file_state(&self) -> Result<Option<FileState>> {
         let pool_bytes = self.run("look at", |fs| Ok(fs.device_bytes()))?;
         let looked = self.shared().with_file(|file| file.file_state(pool_bytes));
-        let seen = looked.map_err(|fault| crate::Error::pool("look at", &self.shared().name, fault))?;
+        let seen = looked.map_err(|fault| crate::Error::pool("look at", &self.shared().door.name, fault))?;
         let Some(seen) = seen.flatten() else { return Ok(None) };
         Ok(Some(FileState::of(seen)))
     }

@@ -5,10 +5,10 @@
 //! earlier ones, so that many cost what one does.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Fault, Result};
-use crate::shared::Shared;
+use crate::shared::{Entered, Shared};
 
 /// A sync that has begun: [`Pending::wait`] returns when it is durable. Dropping it loses nothing but the certainty.
 #[must_use = "nothing is sure to be durable until it has been waited for"]
@@ -35,10 +35,7 @@ impl Pending {
 
     /// Whether it is durable already: then [`Pending::wait`] is `Ok`, also if the pool has stopped or was closed since.
     pub fn is_durable(&self) -> bool {
-        match self.shared.enter_again() {
-            Ok(fs) => fs.durable_position() >= self.upto,
-            Err(_) => self.shared.was_durable(self.upto),
-        }
+        self.is_durable_by(None) == Some(true)
     }
 
     /// Waits until everything is durable that the sync was begun for. An error says that it is not, and why: the pool has stopped
@@ -51,7 +48,7 @@ impl Pending {
     /// waits for goes on: afterwards this can be asked and waited for again.
     ///
     /// The flush is made by a thread of the pool's own, one at most, which ends when it is done. While it lasts the pool stays open, as in
-    /// every call. It shares flushes with whoever else waits.
+    /// every call: who closes the pool, or lets go of its last handle, waits for it. It shares flushes with whoever else waits.
     ///
     /// ```
     /// use std::time::Duration;
@@ -67,32 +64,49 @@ impl Pending {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn wait_timeout(&self, limit: Duration) -> Result<bool> {
-        if self.is_durable() {
-            return Ok(true);
+        let until = Instant::now().checked_add(limit);
+        match self.is_durable_by(until) {
+            Some(false) => {}
+            known => return Ok(known == Some(true)),
         }
-        match self.shared.commits.wait(&self.shared, self.upto, limit) {
-            // What came of it is told at once now.
-            Ok(true) => self.wait_here().map(|()| true),
-            Ok(false) => Ok(self.is_durable()),
+        match self.shared.commits.wait(&self.shared.door, self.upto, until) {
+            // What came of it is told at once now, unless the pool is just being closed.
+            Ok(true) => match self.shared.door.enter_until(until) {
+                None => Ok(false),
+                Some(entered) => self.commit(entered).map(|()| true),
+            },
+            Ok(false) => Ok(self.is_durable_by(until) == Some(true)),
             Err(fault) => Err(self.failed(fault)),
         }
+    }
+
+    /// `None`: the pool is being closed, and the time has passed.
+    fn is_durable_by(&self, until: Option<Instant>) -> Option<bool> {
+        Some(match self.shared.door.enter_until(until)? {
+            Ok(fs) => fs.durable_position() >= self.upto,
+            Err(_) => self.shared.door.was_durable(self.upto),
+        })
     }
 
     fn failed(&self, fault: Fault) -> Error {
         match &self.path {
             Some(path) => fault.on("sync", path),
-            None => Error::pool("sync", &self.shared.name, fault),
+            None => Error::pool("sync", &self.shared.door.name, fault),
         }
     }
 
     fn wait_here(&self) -> Result<()> {
-        let result = match self.shared.enter_again() {
+        self.commit(self.shared.enter_again())
+    }
+
+    fn commit(&self, entered: std::result::Result<Entered<'_>, Fault>) -> Result<()> {
+        let result = match entered {
             Ok(fs) => match fs.commit(self.upto) {
                 // A pool that has stopped refuses to commit, whatever is durable: what this is about had its place in the log before.
                 Err(_) if fs.durable_position() >= self.upto => Ok(()),
                 result => result.map_err(Fault::from),
             },
-            Err(_) if self.shared.was_durable(self.upto) => Ok(()),
+            Err(_) if self.shared.door.was_durable(self.upto) => Ok(()),
             Err(fault) => Err(fault),
         };
         result.map_err(|fault| self.failed(fault))

@@ -364,7 +364,7 @@ impl Pool {
 
     /// The path it was opened by, or what kind of memory it lies in.
     pub fn name(&self) -> &str {
-        &self.shared.name
+        &self.shared.door.name
     }
 
     /// 16 random bytes that name the pool, wherever it lies.
@@ -429,7 +429,7 @@ impl Pool {
         self.shared
             .enter()
             .and_then(|fs| verb(&fs))
-            .map_err(|fault| Error::pool(doing, &self.shared.name, fault))
+            .map_err(|fault| Error::pool(doing, &self.shared.door.name, fault))
     }
 
     /// The same for what may take hours, or calls its user, who may close the pool.
@@ -438,13 +438,13 @@ impl Pool {
         doing: &'static str,
         verb: impl FnOnce(&varve_fs::Filesystem) -> std::result::Result<T, Fault>,
     ) -> Result<T> {
-        self.shared.borrow(verb).map_err(|fault| Error::pool(doing, &self.shared.name, fault))
+        self.shared.borrow(verb).map_err(|fault| Error::pool(doing, &self.shared.door.name, fault))
     }
 }
 
 impl std::fmt::Debug for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool").field("name", &self.shared.name).finish_non_exhaustive()
+        f.debug_struct("Pool").field("name", &self.shared.door.name).finish_non_exhaustive()
     }
 }
 

@@ -8,61 +8,23 @@
 //!   handles go. Of what is in memory it has a copy, perhaps in the middle of a change and with locks of threads that it has not.
 //! - An inode is open below exactly as long as its [`OpenInode`] lives, and there is at most one of those an inode.
 //!
-//! Lock order: `state`, shared; then [`OpenInode::order`]; then `open`, under which nothing else is taken. A handle that goes
-//! enters once more inside of a verb, past whoever waits to close: so `state` is only ever taken recursively, and what keeps
+//! Lock order: the door's, shared; then [`OpenInode::order`]; then `open`, under which nothing else is taken. A handle that goes
+//! enters once more inside of a verb, past whoever waits to close: so that is only ever taken recursively, and what keeps
 //! verbs that begin from keeping the close waiting is `closing`.
 
 use std::collections::hash_map::Entry;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock};
 
 use crate::error::{Error, Fault, Reason, Result};
 
 mod commits;
+mod door;
 
 use commits::Commits;
-
-enum State {
-    Open {
-        fs: Arc<varve_fs::Filesystem>,
-        /// The file that the pool lies in, if it is one.
-        file: Option<Arc<varve_device::FileDevice>>,
-    },
-    /// Closed.
-    Closed {
-        /// Everything had become durable.
-        clean: bool,
-        /// Up to where the log was, in any case.
-        durable: varve_fs::Lsn,
-    },
-}
-
-/// The filesystem, for the duration of one verb. A verb that panics stops the pool: what it has left half done in memory must not
-/// be taken for done by a later sync, and the program may well go on.
-pub(crate) struct Entered<'s> {
-    fs: MappedRwLockReadGuard<'s, varve_fs::Filesystem>,
-    /// The thread was unwinding before the verb began: one of a destructor's.
-    unwinding: bool,
-}
-
-impl Deref for Entered<'_> {
-    type Target = varve_fs::Filesystem;
-
-    fn deref(&self) -> &varve_fs::Filesystem {
-        &self.fs
-    }
-}
-
-impl Drop for Entered<'_> {
-    fn drop(&mut self) {
-        if !self.unwinding && std::thread::panicking() {
-            self.fs.stop("a call of the library has panicked");
-        }
-    }
-}
+pub(crate) use door::{Door, Entered};
 
 /// How many go on for long with numbers of inodes that they do not have open: as long as there are any, numbers of subvolumes that have been
 /// deleted meanwhile are not given to others.
@@ -81,18 +43,14 @@ impl Drop for Walk {
 
 /// An open pool.
 pub(crate) struct Shared {
-    /// What to call it in messages.
-    pub name: String,
+    pub door: Arc<Door>,
     /// What opening it found.
     pub recovery: varve_fs::RecoveryReport,
     /// What its devices had done before it was opened: one that was made by the same call has been written to.
     pub devices_before: Vec<varve_device::StatsSnapshot>,
     walks: Walks,
-    state: RwLock<State>,
     /// A close has begun: no verb begins any more.
     closing: AtomicBool,
-    /// The one that has opened it.
-    process: varve_device::Process,
     open: Mutex<varve_engine::Numbered<varve_fs::InodeId, Weak<OpenInode>>>,
     /// For who waits with a limit.
     pub commits: Commits,
@@ -111,11 +69,9 @@ impl Shared {
             let walks = walks.0.clone();
             move |_| walks.load(Ordering::SeqCst) > 0
         });
-        let state = RwLock::new(State::Open { fs: Arc::new(fs), file });
-        let closing = AtomicBool::new(false);
-        let process = varve_device::Process::current();
+        let (door, closing) = (Door::new(name, fs, file), AtomicBool::new(false));
         let (open, commits) = (Mutex::default(), Commits::default());
-        Arc::new(Shared { name, recovery, devices_before, walks, state, closing, process, open, commits })
+        Arc::new(Shared { door, recovery, devices_before, walks, closing, open, commits })
     }
 
     /// Somebody goes on with numbers for long, until this is dropped. Before the first of them is looked for.
@@ -133,23 +89,7 @@ impl Shared {
     /// The same for a handle that goes, which may be inside of another verb and while the pool closes, and for a sync that has begun:
     /// until the close has the filesystem alone they find it as it was.
     pub(crate) fn enter_again(&self) -> std::result::Result<Entered<'_>, Fault> {
-        self.require_own()?;
-        let fs = RwLockReadGuard::try_map(self.state.read_recursive(), |state| match state {
-            State::Open { fs, .. } => Some(&**fs),
-            State::Closed { .. } => None,
-        })
-        .map_err(|_| Reason::Closed)?;
-        Ok(Entered { fs, unwinding: std::thread::panicking() })
-    }
-
-    /// Refuses a forked child, before any lock is taken.
-    fn require_own(&self) -> std::result::Result<(), Fault> {
-        if self.process.is_current() {
-            return Ok(());
-        }
-        let whose =
-            "the pool was opened by the process that this one was forked from, which alone can use it";
-        Err(Reason::InUse(whose.to_owned()).into())
+        self.door.enter()
     }
 
     /// Refuses to go on when the pool is being closed, between two parts of a verb.
@@ -163,12 +103,9 @@ impl Shared {
         &self,
         verb: impl FnOnce(&varve_fs::Filesystem) -> std::result::Result<T, Fault>,
     ) -> std::result::Result<T, Fault> {
-        self.require_own()?;
+        self.door.require_own()?;
         self.go_on()?;
-        let fs = match &*self.state.read_recursive() {
-            State::Open { fs, .. } => fs.clone(),
-            State::Closed { .. } => return Err(Reason::Closed.into()),
-        };
+        let fs = self.door.look(|fs, _| fs.clone())?;
         verb(&fs).map_err(|fault| match fault.reason {
             Reason::Stopped(_) => self.go_on().err().unwrap_or(fault),
             _ => fault,
@@ -181,46 +118,17 @@ impl Shared {
         &self,
         look: impl FnOnce(&varve_device::FileDevice) -> T,
     ) -> std::result::Result<Option<T>, Fault> {
-        self.require_own()?;
+        self.door.require_own()?;
         self.go_on()?;
-        let file = match &*self.state.read_recursive() {
-            State::Open { file, .. } => file.clone(),
-            State::Closed { .. } => return Err(Reason::Closed.into()),
-        };
+        let file = self.door.look(|_, file| file.clone())?;
         Ok(file.map(|file| look(&file)))
-    }
-
-    /// Whether what has this place in the log was durable when the pool had been closed, with or without an error. To be asked by whom
-    /// [`Shared::enter_again`] has refused.
-    pub(crate) fn was_durable(&self, upto: varve_fs::Lsn) -> bool {
-        let is_durable = |state: &State| match state {
-            State::Open { .. } => false,
-            State::Closed { clean, durable } => *clean || *durable >= upto,
-        };
-        self.process.is_current() && is_durable(&self.state.read_recursive())
     }
 
     /// Waits for the verbs that have begun, makes everything durable and closes.
     pub(crate) fn close(&self) -> Result<()> {
-        self.require_own().map_err(|fault| Error::pool("close", &self.name, fault))?;
+        self.door.require_own().map_err(|fault| Error::pool("close", &self.door.name, fault))?;
         self.closing.store(true, Ordering::Relaxed);
-        let mut state = self.state.write();
-        // Lets go of the device, as soon as those who have borrowed it have ended.
-        let durable = match &*state {
-            State::Open { fs, .. } => fs.durable_position(),
-            State::Closed { clean: true, .. } => return Ok(()),
-            State::Closed { clean: false, .. } => {
-                return Err(Error::pool("close", &self.name, Reason::Closed));
-            }
-        };
-        let closed = State::Closed { clean: false, durable };
-        let State::Open { fs, file } = std::mem::replace(&mut *state, closed) else {
-            unreachable!("it was open above, under the same lock");
-        };
-        drop(file);
-        let result = fs.close();
-        *state = State::Closed { clean: result.is_ok(), durable: fs.durable_position() };
-        result.map_err(|error| Error::pool("close", &self.name, error))
+        self.door.close()
     }
 
     /// Makes sure that `ino` is open.
@@ -259,19 +167,14 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Nobody is left to ask what was durable.
-        let closed = State::Closed { clean: false, durable: varve_fs::Lsn(0) };
-        let State::Open { fs, file } = std::mem::replace(self.state.get_mut(), closed) else {
-            return;
-        };
-        if !self.process.is_current() {
+        if !self.door.process.is_current() {
             // It would write, and wait for threads that there are in the parent only.
-            std::mem::forget((fs, file));
+            std::mem::forget(self.door.clone());
             return;
         }
-        if let Err(error) = fs.close() {
-            // Nobody is left to be told; what was synced is safe, and opening recovers the rest as far as it got.
-            tracing::error!(pool = %self.name, %error, "closing the pool failed");
+        // Who still commits for somebody who has waited does that first. Is it the very thread that this goes on, it closes itself.
+        if self.commits.end() {
+            self.door.close_at_last();
         }
     }
 }
@@ -293,14 +196,14 @@ impl OpenInode {
 
 impl Drop for OpenInode {
     fn drop(&mut self) {
-        if !self.shared.process.is_current() {
+        if !self.shared.door.process.is_current() {
             return;
         }
         if let Ok(fs) = self.shared.enter_again()
             && let Err(error) = fs.release_inode(self.ino)
         {
             // If it was unlinked, it is deleted when the pool is opened again.
-            tracing::warn!(pool = %self.shared.name, inode = self.ino.0, %error, "releasing a file failed");
+            tracing::warn!(pool = %self.shared.door.name, inode = self.ino.0, %error, "releasing a file failed");
         }
         let mut open = self.shared.open.lock();
         if let Entry::Occupied(left) = open.entry(self.ino)

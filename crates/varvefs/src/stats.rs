@@ -233,7 +233,7 @@ impl Stats {
             DeviceStats::of(path, &stats.since(&before))
         });
         Ok(Stats {
-            pool: shared.name.clone(),
+            pool: shared.door.name.clone(),
             space: SpaceStats {
                 total_bytes: space.total_bytes,
                 fixed_bytes: space.fixed_bytes,

@@ -56,6 +56,8 @@ impl Gate {
 struct Gated {
     inner: Arc<varve_device::MemoryDevice>,
     flushes: Arc<Gate>,
+    /// What the next flush lets go of.
+    goes: Arc<Mutex<Option<Arc<Shared>>>>,
 }
 
 impl varve_device::Device for Gated {
@@ -73,6 +75,8 @@ impl varve_device::Device for Gated {
     }
     fn flush(&self) -> std::result::Result<(), varve_device::DeviceError> {
         self.flushes.pass();
+        let goes = self.goes.lock().take();
+        drop(goes);
         self.inner.flush()
     }
     fn discard(
@@ -112,6 +116,7 @@ struct Fixture {
     shared: Arc<Shared>,
     device: Arc<varve_device::MemoryDevice>,
     flushes: Arc<Gate>,
+    goes: Arc<Mutex<Option<Arc<Shared>>>>,
     clock: Arc<Gate>,
 }
 
@@ -128,11 +133,12 @@ impl Fixture {
         };
         let devices: [Arc<dyn varve_device::Device>; 1] = [device.clone()];
         varve_fs::Filesystem::format(&devices, &format, CALLER, &Clock(clock.clone())).unwrap();
-        let gated = Gated { inner: device.clone(), flushes: flushes.clone() };
+        let goes = Arc::default();
+        let gated = Gated { inner: device.clone(), flushes: flushes.clone(), goes: Arc::clone(&goes) };
         let fs = open(Arc::new(gated), Clock(clock.clone()));
         let shared =
             Shared::new("gated".to_owned(), fs, varve_fs::RecoveryReport::default(), None, Vec::new());
-        Fixture { shared, device, flushes, clock }
+        Fixture { shared, device, flushes, goes, clock }
     }
 
     fn filesystem(&self) -> Filesystem {
@@ -141,7 +147,11 @@ impl Fixture {
 
     /// What is in the pool when it is opened once more.
     fn reopened(self) -> Filesystem {
-        let fs = open(self.device, Clock(Arc::default()));
+        Fixture::reopen(self.device)
+    }
+
+    fn reopen(device: Arc<varve_device::MemoryDevice>) -> Filesystem {
+        let fs = open(device, Clock(Arc::default()));
         let shared =
             Shared::new("reopened".to_owned(), fs, varve_fs::RecoveryReport::default(), None, Vec::new());
         Filesystem::new(shared, (0, 0))
@@ -196,7 +206,7 @@ fn closing_waits_for_a_verb_that_has_begun() {
         (accepted, close.join().unwrap())
     });
     closed.unwrap();
-    assert!(f.shared.was_durable(varve_fs::Lsn(u64::MAX)));
+    assert!(f.shared.door.was_durable(varve_fs::Lsn(u64::MAX)));
     assert!(accepted, "a verb that had begun was refused");
     assert!(f.reopened().read("/file").unwrap() == data, "what was accepted is gone");
 }
@@ -405,4 +415,85 @@ fn a_sync_with_a_limit_that_fails() {
     assert!(f.shared.close().is_err());
     assert_eq!(pending.wait_timeout(LONG).unwrap_err().reason(), &crate::Reason::Closed);
     assert_eq!(pending.wait().unwrap_err().reason(), &crate::Reason::Closed);
+}
+
+/// A sync that has been waited for in vain, since somebody holds up the flushes: it goes on. What was written has not been synced.
+fn waited_in_vain(f: &Fixture) -> crate::Pending {
+    let fs = f.filesystem();
+    let file = fs.create("/file").unwrap();
+    file.write_at(b"synced", 0).unwrap();
+    let pending = file.start_sync().unwrap();
+    f.flushes.shut();
+    assert!(!pending.wait_timeout(Duration::ZERO).unwrap());
+    assert!(f.flushes.somebody_comes(LONG));
+    file.write_at(b"closed", 0).unwrap();
+    pending
+}
+
+// Goal: the last handle that goes waits for who still commits, and closes the pool: a program that ends then has lost nothing. Method: it
+// goes while a flush is held up.
+#[test]
+fn the_last_handle_waits_for_a_sync_with_a_limit() {
+    let f = Fixture::new();
+    let pending = waited_in_vain(&f);
+    let Fixture { shared, device, flushes, .. } = f;
+    drop(shared);
+    thread::scope(|scope| {
+        let last = scope.spawn(|| drop(pending));
+        thread::park_timeout(SHORT);
+        let went = last.is_finished();
+        flushes.open();
+        assert!(!went, "it did not wait");
+    });
+    assert_eq!(Arc::strong_count(&device), 1, "the pool is closed");
+    assert_eq!(Fixture::reopen(device).read("/file").unwrap(), b"closed");
+}
+
+// Goal: the last handle may go on the very thread that commits, in the middle of that: the pool is closed all the same. Method: a device
+// lets go of it in a flush.
+#[test]
+fn the_last_handle_goes_on_the_thread_that_commits() {
+    let f = Fixture::new();
+    drop(waited_in_vain(&f));
+    let Fixture { shared, device, flushes, goes, .. } = f;
+    *goes.lock() = Some(shared);
+    flushes.open();
+    for _ in 0..LONG.as_millis() {
+        if Arc::strong_count(&device) == 1 {
+            break;
+        }
+        thread::park_timeout(Duration::from_millis(1));
+    }
+    assert_eq!(Arc::strong_count(&device), 1, "the pool is closed");
+    assert_eq!(Fixture::reopen(device).read("/file").unwrap(), b"closed");
+}
+
+// Goal: who waits with a limit waits no longer than that where another thread is just closing the pool, and hears what came of it then.
+// Method: a close whose flush is held up.
+#[test]
+fn a_limit_holds_beside_who_closes() {
+    let f = Fixture::new();
+    let fs = f.filesystem();
+    let file = fs.create("/file").unwrap();
+    file.write_at(b"closed", 0).unwrap();
+    let pending = file.start_sync().unwrap();
+    f.flushes.shut();
+    let (answer, answered) = mpsc::channel();
+    thread::scope(|scope| {
+        let close = scope.spawn(|| f.shared.close());
+        assert!(f.flushes.somebody_comes(LONG));
+        let pending = &pending;
+        scope.spawn(move || {
+            for limit in [Duration::ZERO, SHORT] {
+                answer.send(pending.wait_timeout(limit)).unwrap();
+            }
+        });
+        let heard = [(); 2].map(|()| answered.recv_timeout(LONG / 12));
+        f.flushes.open();
+        for heard in heard {
+            assert!(!heard.expect("it waits longer").unwrap());
+        }
+        close.join().unwrap().unwrap();
+    });
+    assert!(pending.wait_timeout(Duration::ZERO).unwrap());
 }
