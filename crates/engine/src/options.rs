@@ -181,7 +181,7 @@ pub struct StoreStats {
     pub commit_latency: HistogramSnapshot,
 }
 
-/// What [`Store::check`] found. Empty `problems` means that everything agreed.
+/// What [`Store::check`](crate::Store::check) found. Empty `problems` means that everything agreed.
 #[derive(Clone, Debug, Default)]
 pub struct CheckReport {
     /// What was found.

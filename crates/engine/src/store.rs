@@ -280,7 +280,7 @@ impl Store {
         self.commits.stopped().is_some() && matches!(self.commits.stopped_errno(), Some(28 | 122))
     }
 
-    /// While it lives, a panic stops the pool; see [`PanicStops`].
+    /// A panic while it lives stops the pool, and so does letting go of it: `done` says that there was none.
     pub fn stop_on_panic(&self, what: &'static str) -> PanicStops<'_> {
         PanicStops::new(&self.commits, what)
     }

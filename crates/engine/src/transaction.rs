@@ -159,7 +159,7 @@ thread_local! {
     static SPARE: Cell<Vec<Op>> = const { Cell::new(Vec::new()) };
 }
 
-/// A list of [`Op`]s that become true together.
+/// A list of steps that become true together.
 #[derive(Default, Clone)]
 pub struct Transaction {
     pub(crate) ops: Vec<Op>,

@@ -51,7 +51,7 @@ impl Store {
         Ok(sums)
     }
 
-    /// Reads blocks and verifies them. `buf` is aligned and a whole number of blocks. Hold the [`View`] that gave
+    /// Reads blocks and verifies them. `buf` is aligned and a whole number of blocks. Hold the [`View`](crate::View) that gave
     /// the address until this returns.
     pub fn read_data(&self, addr: PoolAddr, buf: &mut [u8]) -> Result<()> {
         let first = addr.block();

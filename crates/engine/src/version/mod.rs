@@ -13,13 +13,13 @@
 //! 2. Keys and ids grow strictly along every path from the root, so that a scan of a segment meets the versions of a
 //!    path nearest first. Only a root can have the family's number as its key.
 //! 3. A block of the pool is named by one entry, and by as many more as the *shares* tree counts. Who cuts an entry says
-//!    so ([`Transaction::free`]), who lets another name the same says so ([`Transaction::share`]); what becomes of the
-//!    blocks is found when the transaction is applied.
+//!    so ([`free`](crate::Transaction::free)), who lets another name the same says so ([`share`](crate::Transaction::share));
+//!    what becomes of the blocks is found when the transaction is applied.
 //! 4. The side that drains gains no entries; of two neighbouring edges of a path only one drains.
 //! 5. When the reaper is idle, each entry is seen by some holder, and a hole entry hides something; a version is held or
-//!    has several children. While it is not, what it has to do is marked ([`pending`]).
+//!    has several children. While it is not, what it has to do is marked (`pending`).
 //! 6. A version with another key than the family's number has an index entry for each segment in which it has entries.
-//! 7. A version without a record is the only one of its family ([`pending`]). When the reaper is idle, a family with one
+//! 7. A version without a record is the only one of its family (`pending`). When the reaper is idle, a family with one
 //!    holder has neither record nor index, unless it outgrew a smaller first version (`Extents::smaller`, `Points::smaller`).
 //!
 //! Rules for callers: everything that changes a family (its holders, entries, [`reap_step`]) runs under the lock of the

@@ -93,7 +93,7 @@ impl Path {
         }
     }
 
-    /// The path of `holder`: one read a version in front of what is known of the family ([`super::trunk`]), none when
+    /// The path of `holder`: one read a version in front of what is known of the family (`trunk`), none when
     /// [`Holder::has_versions`] is false.
     ///
     /// # Errors

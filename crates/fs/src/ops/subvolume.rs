@@ -61,7 +61,7 @@ impl Which {
 }
 
 /// Whether the root directory of a subvolume has no entries, subvolumes aside.
-pub(super) fn is_empty(namespace: &Namespace, root: InodeId) -> Result<bool> {
+fn is_empty(namespace: &Namespace, root: InodeId) -> Result<bool> {
     Ok(namespace.inode(root)?.is_some_and(|(record, _)| record.size == 0))
 }
 
