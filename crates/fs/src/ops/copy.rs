@@ -44,10 +44,9 @@ impl Core {
             && 0 < sizes[0]
             && sizes[0] <= len
             && sizes[1] == 0
+            && let Some(bytes) = self.with_space(|| self.clone_into(caller, from, to, len))?
         {
-            if let Some(bytes) = self.with_space(|| self.clone_into(caller, from, to, len))? {
-                return Ok(bytes);
-            }
+            return Ok(bytes);
         }
         // To the end that the source has now: a copy within one file must not follow the end that it moves.
         let len = len.min(SHARED_BYTES_MAX).min(sizes[0].saturating_sub(from_offset));
