@@ -1,10 +1,10 @@
 //! What the books allow, and what is wanted of the space, asked call by call.
 
-use varve_fs::{Caller, Profile, ROOT_INODE, Timestamp};
+use varve_fs::{Caller, Profile, ROOT_INODE, Timestamp, XattrMode};
 
 use super::wanted::MOVED_PAGE_BYTES_MAX;
 use super::*;
-use crate::model::numbered;
+use crate::model::{CAPABILITY, numbered};
 use crate::trial::format;
 
 /// A session on a fresh pool that keeps so much dirty data in memory.
@@ -180,5 +180,49 @@ fn ranges_in_many_pieces_are_shared_up_to_what_differs() {
     let [from, to] = files;
     let len = PAGES * PAGE_BYTES;
     session.must(&Call::DedupeRange { from, from_offset: 0, to, to_offset: 0, len }).unwrap();
+    session.verify().unwrap();
+}
+
+// Goal: the judge wants what is refused to leave the capability of its file. Method: a file that a snapshot shows, too, on a pool that is
+// full; each call that is refused is judged, and those that are done when there is space again.
+#[test]
+fn a_refused_call_leaves_the_capability() {
+    let mut session = session(8 << 20);
+    session.setup.tight = true;
+    let (parent, mode) = (ROOT_INODE, XattrMode::Set);
+    session.must(&Call::CreateSubvolume { parent, name: b"sub".to_vec(), mode: 0o755 }).unwrap();
+    let sub = session.last_created().unwrap();
+    session.must(&Call::Create { parent: sub, name: b"f".to_vec(), mode: 0o644 }).unwrap();
+    let ino = session.last_created().unwrap();
+    session.must(&Call::Write { ino, offset: 0, len: 16_384, seed: 1 }).unwrap();
+    let (name, value) = (CAPABILITY.to_vec(), b"all".to_vec());
+    session.must(&Call::SetXattr { ino, name, value, mode }).unwrap();
+    session.must(&Call::Sync).unwrap();
+    let name = b"snapshot".to_vec();
+    session.must(&Call::Snapshot { source: sub, parent, name, read_only: true, sync: true }).unwrap();
+    session.must(&Call::Create { parent: sub, name: b"new".to_vec(), mode: 0o644 }).unwrap();
+    session.must(&Call::Sync).unwrap();
+    let fill = create(&mut session, b"fill");
+    let mut offset = 0;
+    for len in [1 << 20, 64 << 10, 4096] {
+        while session.call(&Call::Write { ino: fill, offset, len, seed: offset }).unwrap() == 0 {
+            offset = session.live.get(fill).map_or(0, Inode::size);
+        }
+    }
+    let longer = varve_fs::SetAttr { size: Some(20_000), ..varve_fs::SetAttr::default() };
+    let calls = [
+        Call::Write { ino, offset: 4096, len: 4096, seed: 2 },
+        Call::SetAttr { ino, set: longer },
+        Call::Fallocate { ino, offset: 0, len: 65_536, how: Allocate::Reserve { keep_size: true } },
+        Call::Shift { ino, offset: 4096, len: 4096, insert: true },
+    ];
+    for call in &calls {
+        assert_eq!(session.call(call).unwrap(), ENOSPC, "{call:?}");
+        assert!(session.fs.getxattr(ino, CAPABILITY).is_ok());
+    }
+    session.must(&Call::Unlink { parent: ROOT_INODE, name: b"fill".to_vec() }).unwrap();
+    session.must(&calls[0]).unwrap();
+    assert!(session.fs.getxattr(ino, CAPABILITY).is_err());
+    session.must(&Call::Sync).unwrap();
     session.verify().unwrap();
 }
