@@ -115,3 +115,48 @@ fn a_new_owner_and_capabilities() {
     refused(f.fs.getxattr(file, b"security.capability"), 61);
     assert_eq!(f.fs.getxattr(dir, b"security.capability").unwrap(), b"x");
 }
+
+// Goal: no change leaves a capability, beside those who take snapshots and log what is written, and nobody waits for ever. Method: threads
+// that give their file one and then change it in one of several ways, beside one that takes snapshots and deletes them.
+#[test]
+fn capabilities_go_beside_snapshots() {
+    const CAPABILITY: &[u8] = b"security.capability";
+    let f = Fixture::with(128 * MIB, HASH_KIND_SIPHASH13, MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (fs, over) = (&f.fs, &over);
+        let writers = [b"0", b"1", b"2"].map(|name| {
+            let ino = fs.create(Caller::ROOT, sub, name, 0o644).unwrap().ino;
+            scope.spawn(move || {
+                let mut rng = varve_sim::Rng::new(ino.0);
+                for _ in 0..1_000 {
+                    fs.setxattr(ino, CAPABILITY, b"all", XattrMode::Set).unwrap();
+                    let (at, len) = (rng.below(60_000), rng.below(30_000) as usize + 1);
+                    let size = SetAttr { size: Some(at), ..SetAttr::default() };
+                    match rng.below(4) {
+                        0 => fs.setattr(Caller::ROOT, ino, size).map(drop),
+                        1 => fs.fallocate(Caller::ROOT, ino, at, len as u64, Allocate::Punch),
+                        _ => fs.write(Caller::ROOT, ino, at, &pattern(at, len)).map(drop),
+                    }
+                    .unwrap();
+                    refused(fs.getxattr(ino, CAPABILITY), 61);
+                }
+            })
+        });
+        scope.spawn(move || {
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                fs.snapshot(sub, ROOT, b"snapshot", true, false).unwrap();
+                fs.maintain().unwrap();
+                fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+            }
+        });
+        let done = writers.map(|writer| writer.join());
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        for done in done {
+            done.unwrap();
+        }
+    });
+    f.fs.maintain().unwrap();
+    f.check();
+}
