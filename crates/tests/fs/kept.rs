@@ -3,6 +3,26 @@
 use super::space::full_with_a_snapshot;
 use super::*;
 
+/// The files of `sub` are a snapshot's, too, the subvolume has a version of its own, and all the space is taken that an ordinary request may have.
+fn inherited_on_a_full_pool(f: &Fixture, sub: InodeId) -> Vec<Reservation> {
+    f.fs.sync().unwrap();
+    f.fs.snapshot(sub, ROOT, b"snapshot", true, false).unwrap();
+    f.fs.create(Caller::ROOT, sub, b"new", 0o644).unwrap();
+    f.fs.sync().unwrap();
+    // Nodes that are dirty already would take a little more.
+    f.fs.checkpoint().unwrap();
+    f.fs.checkpoint().unwrap();
+    f.take_all()
+}
+
+/// Whether the record of `ino` is its subvolume's own.
+fn is_own(f: &Fixture, ino: InodeId) -> bool {
+    let core = f.fs.core();
+    let (change, state) = (core.change(ino).unwrap(), core.state(ino));
+    let inner = state.inner.read();
+    core.is_own(&change, ino, &inner).unwrap()
+}
+
 // Goal: what only adds to a file that a snapshot shows, too, and is refused, has not made the file's record the subvolume's own: that would
 // come out of what is kept for deleting. Method: a file for each call, a snapshot, and all the space taken that an ordinary request may
 // have; after each refusal it is asked whose the record is, and all are removed in the end.
@@ -36,21 +56,8 @@ fn who_is_refused_copies_no_record() {
     });
     let [same, emptied, cut, cloned, deduped, copied, inserted, collapsed, there, left, right, white, out] =
         files;
-    f.fs.sync().unwrap();
-    f.fs.snapshot(sub, ROOT, b"snapshot", true, false).unwrap();
-    // The subvolume has a version of its own.
-    f.fs.create(Caller::ROOT, sub, b"new", 0o644).unwrap();
-    f.fs.sync().unwrap();
-    let core = f.fs.core();
-    let own = |ino| {
-        let (change, state) = (core.change(ino).unwrap(), core.state(ino));
-        let inner = state.inner.read();
-        core.is_own(&change, ino, &inner).unwrap()
-    };
-    // Nodes that are dirty already would take a little more.
-    f.fs.checkpoint().unwrap();
-    f.fs.checkpoint().unwrap();
-    let taken = f.take_all();
+    let taken = inherited_on_a_full_pool(&f, sub);
+    let own = |ino| is_own(&f, ino);
     let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
     let exchange = |from: &[u8], to: &[u8], mode| f.fs.rename(sub, from, sub, to, mode);
     let whiteout = RenameMode::Whiteout { caller: Caller::ROOT, replace: true };
@@ -324,20 +331,9 @@ fn who_is_refused_keeps_the_capability() {
         f.fs.setxattr(ino, CAPABILITY, b"all", XattrMode::Set).unwrap();
         ino
     });
-    f.fs.sync().unwrap();
-    f.fs.snapshot(sub, ROOT, b"snapshot", true, false).unwrap();
-    f.fs.create(Caller::ROOT, sub, b"new", 0o644).unwrap();
-    f.fs.sync().unwrap();
-    let core = f.fs.core();
-    let own = |ino| {
-        let (change, state) = (core.change(ino).unwrap(), core.state(ino));
-        let inner = state.inner.read();
-        core.is_own(&change, ino, &inner).unwrap()
-    };
+    let taken = inherited_on_a_full_pool(&f, sub);
+    let own = |ino| is_own(&f, ino);
     let has = |ino| f.fs.getxattr(ino, CAPABILITY).is_ok();
-    f.fs.checkpoint().unwrap();
-    f.fs.checkpoint().unwrap();
-    let taken = f.take_all();
     let mut wrong = Vec::new();
     for ((what, call), ino) in calls.iter().zip(files) {
         let came = call(ino).map_err(|error| error.errno());

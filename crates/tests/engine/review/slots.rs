@@ -2,21 +2,31 @@
 
 use super::*;
 
-// Goal: a slot of the newest superblock is not written over because the device fails to read it for a moment, nor while the other one cannot be
-// read either; one that is torn, or cannot be read twice, is, behind a flush, if the other one holds the superblock, or has held it when the
-// pool was found. Method: a pool that was
-// closed, both slots whole or one of them torn; the device fails to read one or both, once or from some time on, while the pool is opened for
-// writing; what is written where, and after how many flushes.
-#[test]
-fn a_slot_that_cannot_be_read_is_left_alone() {
+/// A pool that was closed, and where the slots of its superblock are.
+fn closed() -> (Arc<Hooked>, [u64; 2]) {
     let device = Hooked::new();
     format(&device, Profile::Single, Profile::Dup);
     let store = open(&device);
     put(&store, b"k", b"v");
     store.close().expect("closes");
     drop(store);
-    let newest = superblock_of(&device).generation % 4;
-    let slots = [newest, 4 + newest].map(|i| slot_offset(i, POOL_BYTES));
+    let slots = slots_of(superblock_of(&device).generation);
+    (device, slots)
+}
+
+/// Where the slots of this generation are.
+fn slots_of(generation: u64) -> [u64; 2] {
+    let first = generation % 4;
+    [first, first + 4].map(|slot| slot_offset(slot, POOL_BYTES))
+}
+
+// Goal: a slot of the newest superblock is not written over because the device fails to read it for a moment, nor while the other one cannot be
+// read either; one that is torn, or cannot be read twice, is, behind a flush, if the other one holds the superblock, or has held it when the
+// pool was found. Method: a pool that was closed, both slots whole or one of them torn; the device fails to read one or both, once or from some
+// time on, while the pool is opened for writing; what is written where, and after how many flushes.
+#[test]
+fn a_slot_that_cannot_be_read_is_left_alone() {
+    let (device, slots) = closed();
     let mut again = 0;
     for torn in [None, Some(0), Some(1)] {
         let closed = device.inner.snapshot();
@@ -84,11 +94,11 @@ fn a_superblock_in_one_slot_gets_its_second() {
         format(&device, Profile::Single, Profile::Dup);
         let store = open(&device);
         let (mut before, mut slot) = (vec![], AlignedBuf::new(64 << 10));
-        let at = |generation: u64| [generation, generation + 4].map(|i| slot_offset(i, POOL_BYTES));
         for n in 0..5u8 {
             put(&store, &[n], b"v");
             if n < 4 { store.checkpoint() } else { store.close() }.expect("checkpoint");
-            device.inner.read_at(at(superblock_of(&device).generation % 4)[0], &mut slot).expect("reads");
+            let [first, _] = slots_of(superblock_of(&device).generation);
+            device.inner.read_at(first, &mut slot).expect("reads");
             before.push(slot.to_vec());
         }
         drop(store);
@@ -99,7 +109,7 @@ fn a_superblock_in_one_slot_gets_its_second() {
             drop(store);
         }
         let newest = superblock_of(&device).generation;
-        let slots = at(newest % 4);
+        let slots = slots_of(newest);
         let spoilt = match older {
             true => AlignedBuf::from_slice(&before[0]),
             false => AlignedBuf::new(64 << 10),
@@ -144,14 +154,7 @@ fn a_superblock_in_one_slot_gets_its_second() {
 // slot or both are written over by somebody else when they are looked at for the second time: nothing is written.
 #[test]
 fn no_pool_is_written_to_without_a_superblock() {
-    let device = Hooked::new();
-    format(&device, Profile::Single, Profile::Dup);
-    let store = open(&device);
-    put(&store, b"k", b"v");
-    store.close().expect("closes");
-    drop(store);
-    let newest = superblock_of(&device).generation % 4;
-    let slots = [newest, 4 + newest].map(|i| slot_offset(i, POOL_BYTES));
+    let (device, slots) = closed();
     for good in 0..2 {
         let torn = device.inner.snapshot();
         torn.write_at(slots[1 - good], &AlignedBuf::new(4096)).expect("writes");
