@@ -3,6 +3,8 @@
 use super::space::full_with_a_snapshot;
 use super::*;
 
+const CAPABILITY: &[u8] = b"security.capability";
+
 /// The files of `sub` are a snapshot's, too, the subvolume has a version of its own, and all the space is taken that an ordinary request may have.
 fn inherited_on_a_full_pool(f: &Fixture, sub: InodeId) -> Vec<Reservation> {
     f.fs.sync().unwrap();
@@ -301,7 +303,6 @@ fn who_scatters_pages_gets_what_is_free() {
 // still there, and what is done when there is space again takes it.
 #[test]
 fn who_is_refused_keeps_the_capability() {
-    const CAPABILITY: &[u8] = b"security.capability";
     let f = Fixture::new(64 * MIB);
     let source = f.create(b"source");
     f.write(source, 0, &pattern(1, 40_960));
@@ -348,5 +349,55 @@ fn who_is_refused_keeps_the_capability() {
         assert!(!has(ino), "{what}");
     }
     f.fs.sync().unwrap();
+    f.check();
+}
+
+/// A file of `blocks` pages, written or set aside, with a capability, in a subvolume of which there is a snapshot, on a full pool.
+fn capable(f: &Fixture, blocks: u64, reserved: bool) -> (InodeId, Vec<Reservation>) {
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let ino = f.fs.create(Caller::ROOT, sub, b"capable", 0o644).unwrap().ino;
+    if reserved {
+        let set_aside = Allocate::Reserve { keep_size: false };
+        f.fs.fallocate(Caller::ROOT, ino, 0, blocks * 4096, set_aside).unwrap();
+    } else {
+        f.write(ino, 0, &pattern(1, blocks as usize * 4096));
+    }
+    f.fs.setxattr(ino, CAPABILITY, b"all", XattrMode::Set).unwrap();
+    (ino, inherited_on_a_full_pool(f, sub))
+}
+
+// Goal: a write to a file with a capability that a snapshot shows, too, takes what space there is, as it does of others. Method: a pool on
+// which some blocks are free, and a write of more.
+#[test]
+fn a_short_write_takes_the_capability() {
+    let f = Fixture::new(64 * MIB);
+    let free = f.fs.core().store.reserve(60, 0, 0).unwrap();
+    let (ino, taken) = capable(&f, 4, false);
+    drop(free);
+    let data = pattern(2, 64 * 4096);
+    let len = f.fs.write(Caller::ROOT, ino, 0, &data).unwrap();
+    assert!((4096..data.len()).contains(&len), "{len}");
+    refused(f.fs.getxattr(ino, CAPABILITY), 61);
+    f.fs.fsync(ino).unwrap();
+    assert!(f.fs.read(ino, 0, len).unwrap() == data[..len]);
+    drop(taken);
+    f.check();
+}
+
+// Goal: what is set aside is there for who writes into a file with a capability, however little is left of what is kept for deleting.
+// Method: others have taken all there is, and of what is kept all but the quarter that removals beside a snapshot leave.
+#[test]
+fn what_is_set_aside_is_there_beside_a_capability() {
+    let f = Fixture::new(64 * MIB);
+    let (ino, taken) = capable(&f, 16, true);
+    let store = &f.fs.core().store;
+    let all = f.fs.space().protected_bytes / 4096;
+    let kept = store.reserve_again(all - (all - store.float_blocks()) / 4, 0, 0).unwrap().unwrap();
+    let data = pattern(2, 16 * 4096);
+    assert_eq!(f.fs.write(Caller::ROOT, ino, 0, &data).unwrap(), data.len());
+    refused(f.fs.getxattr(ino, CAPABILITY), 61);
+    f.fs.fsync(ino).unwrap();
+    assert!(f.fs.read(ino, 0, data.len()).unwrap() == data);
+    drop((taken, kept));
     f.check();
 }

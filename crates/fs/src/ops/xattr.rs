@@ -253,14 +253,10 @@ impl Core {
             return Ok(());
         }
         touch(&mut record, self.now());
-        // A record of its own, of a file that others show, would come out of what is kept for deleting.
-        if self.is_own(change, ino, inner)? {
-            tx.privileged();
-            if change.forked {
-                tx.sparing();
-            }
-        }
         self.put_record(change, &mut tx, ino, inner, &mut record)?;
+        // What has space is logged with privilege: no more of what is kept for deleting goes into it here than would there.
+        tx.privileged();
+        tx.spares_nothing();
         self.apply(tx)?;
         inner.take_over(change, record);
         Ok(())
