@@ -38,8 +38,12 @@ const FACILITY_DAEMON: u8 = 3;
 /// How long a message may take to the system's log, beside those that it takes and drops.
 const SYSTEM_LOG_MAX: Duration = Duration::from_millis(100);
 
+/// So many messages that were said while somebody was looking are said again where they go from then on.
+const SAID_MAX: usize = 16;
+
 enum Target {
-    StandardError,
+    /// With what has been said there: the first ones.
+    StandardError(Vec<Said>),
     File(LogFile),
     System(SyncSender<ToSystem>),
     Nowhere,
@@ -51,13 +55,20 @@ pub struct LogFile {
     file: File,
 }
 
+/// A message.
+struct Said {
+    at: String,
+    level: Level,
+    text: String,
+}
+
 /// A message, and whom to tell that it was sent.
 struct ToSystem {
     text: String,
     sent: SyncSender<()>,
 }
 
-static TARGET: Mutex<Target> = Mutex::new(Target::StandardError);
+static TARGET: Mutex<Target> = Mutex::new(Target::StandardError(Vec::new()));
 
 /// Starts logging to standard error, and logs panics.
 pub fn start() {
@@ -127,7 +138,7 @@ fn open(path: &Path) -> Result<File> {
         })
 }
 
-/// From now on messages are appended to this file.
+/// From now on messages are appended to this file. Those that were said on standard error before, as that a pool was recovered, come first.
 pub fn to_file(file: LogFile) {
     set(Target::File(file));
 }
@@ -149,7 +160,7 @@ pub fn reopen(device: (u32, u32)) -> Result<bool> {
     Ok(true)
 }
 
-/// From now on messages go to the system's log, whenever there is one.
+/// From now on messages go to the system's log, whenever there is one; those that were said on standard error before come first.
 pub fn to_system() {
     set(start_system().map_or(Target::Nowhere, Target::System));
 }
@@ -171,8 +182,15 @@ fn start_system() -> std::io::Result<SyncSender<ToSystem>> {
     Ok(messages)
 }
 
-fn set(target: Target) {
-    *TARGET.lock().unwrap_or_else(PoisonError::into_inner) = target;
+fn set(mut target: Target) {
+    let mut now = TARGET.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Target::StandardError(said) = &*now {
+        for message in said {
+            // There is nobody to tell that one could not be written.
+            let _ = target.write(message);
+        }
+    }
+    *now = target;
 }
 
 /// Turns events into lines.
@@ -182,44 +200,54 @@ impl<S: Subscriber> Layer<S> for Messages {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut text = Text::default();
         event.record(&mut text);
+        let mut at = String::new();
+        // Writing to a string does not fail.
+        let _ = SystemTime.format_time(&mut Writer::new(&mut at));
+        let text = format!("{}{}", text.message, text.fields);
+        let message = Said { at, level: *event.metadata().level(), text };
+        let mut target = TARGET.lock().unwrap_or_else(PoisonError::into_inner);
         // There is nobody to tell that a message could not be written.
-        let _ = write_line(*event.metadata().level(), &format!("{}{}", text.message, text.fields));
+        let _ = target.write(&message);
+        if let Target::StandardError(said) = &mut *target
+            && said.len() < SAID_MAX
+        {
+            said.push(message);
+        }
     }
 }
 
-fn write_line(level: Level, text: &str) -> std::io::Result<()> {
-    let word = match level {
-        Level::ERROR => "error: ",
-        Level::WARN => "warning: ",
-        _ => "",
-    };
-    match &*TARGET.lock().unwrap_or_else(PoisonError::into_inner) {
-        Target::StandardError => writeln!(std::io::stderr(), "varve: {word}{text}"),
-        Target::File(file) => {
-            let mut line = String::new();
-            // Writing to a string does not fail.
-            let _ = SystemTime.format_time(&mut Writer::new(&mut line));
-            line.push_str(&format!(" varve[{}]: {word}{text}\n", std::process::id()));
-            let mut file = &file.file;
-            file.write_all(line.as_bytes())
-        }
-        Target::System(messages) => {
-            let severity = match level {
-                Level::ERROR => 3,
-                Level::WARN => 4,
-                Level::INFO => 6,
-                _ => 7,
-            };
-            let priority = FACILITY_DAEMON * 8 + severity;
-            let text = format!("<{priority}>varve[{}]: {text}", std::process::id());
-            let (sent, is_sent) = sync_channel(1);
-            // While the thread is held up somewhere messages are missed. Else this is soon sent, also if it is the last one.
-            if messages.try_send(ToSystem { text, sent }).is_ok() {
-                let _ = is_sent.recv_timeout(SYSTEM_LOG_MAX);
+impl Target {
+    fn write(&mut self, Said { at, level, text }: &Said) -> std::io::Result<()> {
+        let word = match *level {
+            Level::ERROR => "error: ",
+            Level::WARN => "warning: ",
+            _ => "",
+        };
+        match self {
+            Target::StandardError(_) => writeln!(std::io::stderr(), "varve: {word}{text}"),
+            Target::File(file) => {
+                let line = format!("{at} varve[{}]: {word}{text}\n", std::process::id());
+                let mut file = &file.file;
+                file.write_all(line.as_bytes())
             }
-            Ok(())
+            Target::System(messages) => {
+                let severity = match *level {
+                    Level::ERROR => 3,
+                    Level::WARN => 4,
+                    Level::INFO => 6,
+                    _ => 7,
+                };
+                let priority = FACILITY_DAEMON * 8 + severity;
+                let text = format!("<{priority}>varve[{}]: {text}", std::process::id());
+                let (sent, is_sent) = sync_channel(1);
+                // While the thread is held up somewhere messages are missed. Else this is soon sent, also if it is the last one.
+                if messages.try_send(ToSystem { text, sent }).is_ok() {
+                    let _ = is_sent.recv_timeout(SYSTEM_LOG_MAX);
+                }
+                Ok(())
+            }
+            Target::Nowhere => Ok(()),
         }
-        Target::Nowhere => Ok(()),
     }
 }
 

@@ -219,7 +219,7 @@ no_longer
 
 /// Goal: a log file is rotated in either way, and SIGHUP, which logrotate sends after the one, ends no mount that is in the background. Method:
 /// the file is copied and cut; then renamed, and the signal sent; what is said later is in the new file alone. The same signal to
-/// a mount without a file.
+/// a mount without a file. What is said before the mount answers, here that the pool was recovered after a kill, is in the file, too.
 #[test]
 fn a_log_file_is_rotated() {
     script(
@@ -244,6 +244,14 @@ hears log "unmounted; everything is durable"
 kill -HUP $(pgrep -x varve)
 sleep 0.5
 [ "$(cat mnt/file)" = kept ] || fail "it was not kept"
+echo more > mnt/file
+"$V" sync mnt
+kill -9 $(pgrep -x varve)
+umount -l mnt
+"$V" mount --log log.3 pool mnt 2>said
+hears log.3 "mounted $S/pool at $S/mnt"
+grep -q "recovered .* transactions" said || fail "the terminal is not told: $(cat said)"
+head -1 log.3 | grep -q "recovered .* transactions" || fail "not the first of: $(cat log.3)"
 "$V" unmount mnt
 "$V" check pool
 "#,
