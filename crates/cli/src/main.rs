@@ -15,6 +15,7 @@ mod create;
 mod current;
 mod daemon;
 mod helper;
+mod holders;
 mod ignored;
 mod inspect;
 mod install;

@@ -194,6 +194,23 @@ impl MountTable {
         ))
     }
 
+    /// What is mounted on directories of what is mounted on `path`, topmost.
+    pub fn mounted_in(&self, path: &Path) -> impl Iterator<Item = &Mount> {
+        let here =
+            self.mounts.iter().rposition(|mount| mount.mountpoint == path).map(|at| self.numbers[at].id);
+        let is_inside = move |numbers: &Numbers| Some(numbers.parent) == here && numbers.id != numbers.parent;
+        self.mounts
+            .iter()
+            .zip(&self.numbers)
+            .filter(move |(_, numbers)| is_inside(numbers))
+            .map(|(mount, _)| mount)
+    }
+
+    /// Mounts of a device by this path.
+    pub fn of_source<'a>(&'a self, source: &'a Path) -> impl Iterator<Item = &'a Mount> {
+        self.mounts.iter().filter(move |mount| mount.source == source)
+    }
+
     /// Mounts of ours.
     pub fn ours(&self) -> impl Iterator<Item = &Mount> {
         self.mounts.iter().filter(|mount| mount.is_ours())
@@ -500,6 +517,10 @@ not a line
             ("/", (8, 1)),
         ] {
             assert_eq!(table.containing(Path::new(path)).map(|mount| mount.device), Some(device), "{path}");
+        }
+        for (path, inside) in [("/mnt/a b", &[(0, 51)][..]), ("/mnt/a b/inner", &[]), ("/mnt/a b/x", &[])] {
+            let found: Vec<_> = table.mounted_in(Path::new(path)).map(|mount| mount.device).collect();
+            assert_eq!(found, inside, "{path}");
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::args::UnmountArgs;
 use crate::control::{self, Client, NO_REQUEST};
 use crate::mountinfo::{self, Mount, MountTable};
 use crate::names::{Shown, in_words};
-use crate::{Outcome, pool, whose};
+use crate::{Outcome, holders, pool, whose};
 
 /// How long nothing is said.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -236,7 +236,16 @@ fn busy(path: &Path, error: &std::io::Error) -> anyhow::Error {
     let shown = path.shown();
     match error.kind() {
         std::io::ErrorKind::ResourceBusy => {
-            anyhow!("{shown} is in use; close what uses it and try again (fuser -vm {shown} shows who does)")
+            let holders = MountTable::read().map(|table| holders::of(&table, path)).unwrap_or_default();
+            match &holders[..] {
+                [] => anyhow!(
+                    "{shown} is in use; close what uses it and try again (fuser -vm {shown} shows who does)"
+                ),
+                holders => anyhow!(
+                    "{shown} is in use: {}; close that and try again (fuser -vm {shown} shows which processes use it, too)",
+                    holders.join("; ")
+                ),
+            }
         }
         std::io::ErrorKind::PermissionDenied => anyhow!("you may not unmount {shown}"),
         _ => anyhow!("cannot unmount {shown}: {error}"),

@@ -223,6 +223,39 @@ umount "$S/mnt"
     );
 }
 
+/// Goal: who cannot unmount reads what is in the way that no process is, and how it ends. Method: a loop device over a file of the pool, then
+/// mounted, and something mounted on a directory of the pool; each is ended as it says.
+#[test]
+fn what_holds_a_mount_is_named() {
+    if !can_loop("what_holds_a_mount_is_named") {
+        return;
+    }
+    script(
+        "twice-holders",
+        r#"
+"$V" mount "$S/pool" "$S/mnt"
+mkdir "$S/mnt/in it" "$S/other"
+truncate -s 64M "$S/mnt/disk"
+mkfs.ext4 -q "$S/mnt/disk"
+mount -t tmpfs none "$S/mnt/in it"
+refuses 1 "mounted in it (umount $S/mnt/in it)" "$V" unmount "$S/mnt"
+umount "$S/mnt/in it"
+device=
+trap '[ -z "$device" ] || losetup -d "$device"' EXIT
+# Finding a free device and taking it are two steps.
+for _ in 1 2 3 4 5; do device=$(losetup --find --show "$S/mnt/disk") && break; done
+refuses 1 "$S/mnt/disk is the loop device $device (losetup -d $device)" "$V" unmount "$S/mnt"
+mount "$device" "$S/other"
+refuses 1 "$device, which is mounted (umount $S/other; then losetup -d $device" "$V" unmount "$S/mnt"
+umount "$S/other"
+losetup -d "$device"
+device=
+"$V" unmount "$S/mnt"
+"$V" check "$S/pool"
+"#,
+    );
+}
+
 /// A process that does nothing until this is dropped.
 struct Stopped(Pid);
 
