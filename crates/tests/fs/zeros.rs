@@ -246,3 +246,36 @@ fn snapshot_between_zeros() -> bool {
     assert_eq!(compare(&f), part);
     true
 }
+
+// Goal: who is refused a range of zeros that makes the file longer has lost nothing, however little there is. Method: 8 blocks of data, 9 to be zeroed,
+// and so many blocks free that the 9th is there, and what the new size takes may not be.
+#[test]
+fn who_is_refused_zeros_and_a_size_has_lost_nothing() {
+    let data = pattern(1, 8 * 4096);
+    let mut done = 0;
+    for free in 0..16 {
+        let f = Fixture::new(64 * MIB);
+        let ino = f.create(b"file");
+        f.write(ino, 0, &data);
+        (0..60u32).for_each(|n| _ = f.create(format!("{n:0100}").as_bytes()));
+        f.fs.sync().unwrap();
+        f.fs.checkpoint().unwrap();
+        f.fs.checkpoint().unwrap();
+        let free = f.fs.core().store.reserve(free, 0, 0).unwrap();
+        let taken = f.take_all();
+        drop(free);
+        match zero(&f, ino, 0, 9 * 4096, false) {
+            Ok(()) => {
+                done += 1;
+                assert!(f.read_all(ino) == [0; 9 * 4096]);
+            }
+            refusal => {
+                refused(refusal, 28);
+                assert!(f.read_all(ino) == data);
+            }
+        }
+        drop(taken);
+        f.check();
+    }
+    assert!((1..16).contains(&done), "{done}");
+}

@@ -70,6 +70,7 @@ impl Core {
         }
         // Who is refused has lost nothing.
         let (kept, mut at, mut stamped, mut places) = (Kept::default(), offset, false, None);
+        let mut zeroed = false;
         if let Allocate::Zero { keep_size } = how {
             match self.with_space(|| self.reserve_zeros(caller, &state, offset, end)) {
                 Err(error @ FsError::Engine(EngineError::NoSpace)) => {
@@ -81,7 +82,10 @@ impl Core {
                         return Err(error);
                     }
                 }
-                reserved => *kept.borrow_mut() = Some(reserved?),
+                reserved => {
+                    *kept.borrow_mut() = Some(reserved?);
+                    zeroed = true;
+                }
             }
         }
         // Of zeros that are written over this is a rest that others see by now, whose space is not looked for before.
@@ -103,7 +107,8 @@ impl Core {
         if let Allocate::Reserve { keep_size: false } | Allocate::Zero { keep_size: false } = how {
             let set = SetAttr::default();
             if self.read_lock(&state)?.size < end {
-                self.with_space(|| self.set_size_if(caller, ino, end, &set, |size| size < end))?;
+                // What has been zeroed is lost: it is too late to refuse this.
+                self.with_space(|| self.set_size_if(caller, ino, end, &set, zeroed, |size| size < end))?;
             }
         }
         if waits { self.throttle(false) } else { Ok(()) }

@@ -25,16 +25,18 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 
 impl Core {
     pub(super) fn set_size(&self, caller: Caller, ino: InodeId, size: u64, set: &SetAttr) -> Result<Attr> {
-        self.set_size_if(caller, ino, size, set, |_| true)
+        self.set_size_if(caller, ino, size, set, false, |_| true)
     }
 
-    /// As [`Core::set_size`], if `wanted` says so of the size that the file then has.
+    /// As [`Core::set_size`], if `wanted` says so of the size that the file then has. What is `promised` may take all that a full pool keeps
+    /// back.
     pub(super) fn set_size_if(
         &self,
         caller: Caller,
         ino: InodeId,
         size: u64,
         set: &SetAttr,
+        promised: bool,
         wanted: impl Fn(u64) -> bool,
     ) -> Result<Attr> {
         if size > FILE_BYTES_MAX {
@@ -88,7 +90,11 @@ impl Core {
             let reservations = size <= inner.size && inner.record.flags & INODE_FLAG_RESERVED != 0;
             // To the size that it has, of a file that others show with all it has: nothing, and each would cost a record.
             let cuts = size < logged.max(inner.size) || (reservations && !shown);
-            let why = if cuts { Owning::ToFree } else { Owning::ToAdd };
+            let why = match (promised, cuts) {
+                (true, _) => Owning::Promised,
+                (false, true) => Owning::ToFree,
+                (false, false) => Owning::ToAdd,
+            };
             self.own_first(&change, ino, inner, why)?;
             let now = self.now();
             let mut record = inner.record_with_pending();
@@ -121,7 +127,7 @@ impl Core {
                     }
                 }
             }
-            if cuts {
+            if cuts || promised {
                 tx.privileged();
             } else if size <= inner.size {
                 // Only the times change, of a record that is nobody else's by now: nothing grows.
@@ -141,6 +147,9 @@ impl Core {
                 self.drop_capability(&change, &mut tx, ino, &mut record)?;
             }
             self.put_record(&change, &mut tx, ino, inner, &mut record)?;
+            if promised {
+                tx.spares_nothing();
+            }
             self.apply_freeing(tx, None, reserved_freed)?;
             inner.logged(&change, record);
             inner.pending = Pending::default();
