@@ -505,3 +505,37 @@ fn what_is_immutable_can_be_freed_on_a_full_pool() {
     f.fs.sync().unwrap();
     f.check();
 }
+
+// Goal: small files whose contents are to leave their records, which was refused, do not take what floats from everybody else.
+// Method: a full pool with a few blocks free, and a range of zeros in each of many small files; they are written over, as far as that goes; then a
+// file that has its blocks is, as a whole.
+#[test]
+fn what_is_refused_to_leave_its_record_takes_nothing_that_floats() {
+    let f = Fixture::new(64 * MIB);
+    let image = f.create(b"image");
+    f.write(image, 0, &pattern(1, 1 << 20));
+    let small: Vec<InodeId> = (0..600).map(|n: u32| f.create(format!("{n}").as_bytes())).collect();
+    small.iter().for_each(|ino| f.write(*ino, 0, &[7; 100]));
+    f.fs.sync().unwrap();
+    f.fs.checkpoint().unwrap();
+    f.fs.checkpoint().unwrap();
+    let free = f.fs.core().store.reserve(4, 0, 0).unwrap();
+    let taken = f.take_all();
+    drop(free);
+    for ino in &small {
+        let zero = Allocate::Zero { keep_size: true };
+        refused(f.fs.fallocate(Caller::ROOT, *ino, 0, 4096, zero), 28);
+    }
+    let written = small.iter().filter(|ino| f.fs.write(Caller::ROOT, **ino, 0, &[8; 100]).is_ok()).count();
+    f.fs.sync().unwrap();
+    let data = pattern(2, 1 << 20);
+    let mut at = 0;
+    while at < data.len() {
+        at += f.fs.write(Caller::ROOT, image, at as u64, &data[at..]).unwrap();
+    }
+    f.fs.sync().unwrap();
+    assert!(f.read_all(image) == data);
+    assert_eq!(written, small.len());
+    drop(taken);
+    f.check();
+}

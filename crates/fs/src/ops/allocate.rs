@@ -19,6 +19,7 @@ use crate::core::{Core, Owning, touch};
 use crate::inode::{Calm, Inner, InodeState, Pending, Turn};
 use crate::subvolume::Change;
 use crate::table::extents;
+use crate::writeback::pages::Page;
 use crate::writeback::{self, Ride};
 use crate::{FsError, Result};
 
@@ -497,6 +498,11 @@ impl Core {
             let mut inner = self.write_lock(state)?;
             if inner.record.inline.is_none() {
                 return Ok(());
+            }
+            let contents = inner.record.inline.as_ref().is_some_and(|contents| !contents.is_empty());
+            if contents && !inner.pages.map.get(0).is_some_and(Page::has_space) {
+                // Who is refused the block that they come to is so before they are bound to leave.
+                drop(writeback::reserve(&self.store, 1, 1, true)?);
             }
             let mut tx = Transaction::new();
             let mut record = inner.record.clone();

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use varve_engine::planted::{Planted, is};
 use varve_engine::version::{self, Mapping};
 use varve_engine::{EngineError, View};
-use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_STALE_TAIL, InodeRecord};
+use varve_format::record::inode::{
+    INLINE_BYTES_MAX, INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL, InodeRecord,
+};
 
 use super::write::{BLOCK, Space, plan};
 use crate::api::Caller;
@@ -232,9 +234,10 @@ impl Core {
             let change = self.change(state.ino)?;
             let inner = self.read_lock(state)?;
             if let Some(contents) = &inner.record.inline {
-                // Written inside the record.
+                // Written inside the record, unless it is to leave that.
                 let end = offset + len as u64;
-                let inside = inner.size.max(end) <= INLINE_BYTES_MAX as u64;
+                let stays = inner.record.flags & INODE_FLAG_RESERVED == 0;
+                let inside = stays && inner.size.max(end) <= INLINE_BYTES_MAX as u64;
                 let own = !change.forked || self.is_own(&change, state.ino, &inner)?;
                 return Ok((if inside && own { len } else { 0 }, end > contents.len() as u64));
             }
