@@ -374,13 +374,7 @@ impl Core {
     }
 
     /// Makes the record of an inode its subvolume's own, in a transaction before that which changes its data.
-    pub(crate) fn own_first(
-        &self,
-        change: &Change,
-        ino: InodeId,
-        inner: &mut Inner,
-        why: Owning<'_>,
-    ) -> Result<()> {
+    pub fn own_first(&self, change: &Change, ino: InodeId, inner: &mut Inner, why: Owning<'_>) -> Result<()> {
         if !change.forked || self.is_own(change, ino, inner)? {
             return Ok(());
         }
@@ -406,7 +400,11 @@ impl Core {
                 Some(reservation)
             }
         };
-        self.store.apply(tx, reservation)?;
+        if let Err(error) = self.store.apply(tx, reservation) {
+            // Whoever has this right tries again with it, in smaller steps.
+            change.will_count(ino, -1);
+            return Err(error.into());
+        }
         inner.logged(change, record);
         Ok(())
     }
