@@ -8,7 +8,7 @@ use varve_engine::{EngineError, InodeId, Transaction};
 use varve_format::record::inode::INODE_FLAG_RESERVED;
 
 use super::write::{BLOCK, RUNS_MAX, Space};
-use crate::core::{Core, Owning};
+use crate::core::{Core, Owning, touch};
 use crate::inode::{Inner, InodeState};
 use crate::reaper::Task;
 use crate::table::extents;
@@ -105,10 +105,16 @@ impl Core {
                 let progress = version::spend_reserved(&view, &mut tx, &path, piece.offset, end, 128)?;
                 (progress.reserved_freed, progress.next, path.sole(), blocks)
             };
-            if record.data != inner.record.data {
+            // In the same transaction: were it refused behind this, the range would be a hole that had been reserved.
+            let dropped = self.drop_capability(&change, &mut tx, state.ino, &mut record)?;
+            if dropped {
+                touch(&mut record, self.now());
+            }
+            if dropped || record.data != inner.record.data {
                 self.put_record(&change, &mut tx, state.ino, &inner, &mut record)?;
             }
             tx.privileged();
+            tx.spares_nothing();
             let part = match self.apply_spending(tx, freed) {
                 Err(FsError::Engine(EngineError::NoSpace)) => {
                     // Others have spent some of it, or have more in these blocks that goes with it.

@@ -254,7 +254,7 @@ impl Core {
         }
         touch(&mut record, self.now());
         self.put_record(change, &mut tx, ino, inner, &mut record)?;
-        // What has space is logged with privilege: no more of what is kept for deleting goes into it here than would there.
+        // What has space is logged with privilege, too, and none of that is spared for who deletes.
         tx.privileged();
         tx.spares_nothing();
         self.apply(tx)?;
