@@ -301,6 +301,10 @@ pub fn run(args: &StatsArgs) -> Result<Outcome> {
             }
             let (filesystem, recovery) = pool::open_read_only(&path, "stats")?;
             let outcome = pool::outcome(&recovery);
+            // After a crash the inodes are to be counted, which in a mount the background does.
+            if let Err(error) = filesystem.maintain() {
+                crate::tell(&format!("varve stats: {shown}: the files are not counted: {error}"));
+            }
             let stats = collect(&filesystem, &path, None);
             (Stats { log_ended_reason: recovery.replay_ended_by, ..stats }, outcome)
         }

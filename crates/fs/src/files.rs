@@ -3,7 +3,7 @@
 //! A counter in every transaction would be the hottest record of the pool, so it is kept in memory: the first change
 //! after opening marks the stored number as unknown, closing stores it. After a crash the number is counted again in
 //! the background, some inodes at a time, each time in a view of its own, so that what is freed meanwhile is free and the
-//! background's other work goes on. Until then statfs shows the last stored one. Closing does not wait for a long count:
+//! background's other work goes on, also where the pool is open for reading only. Until then statfs shows the last stored one. Closing does not wait for a long count:
 //! the next opening begins a new one.
 //!
 //! A change of an inode that has been counted changes the count so far. Any other is counted when its turn comes.

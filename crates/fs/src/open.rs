@@ -363,8 +363,12 @@ impl Core {
         self.streams.tire();
         self.diff_hints.lock().tire();
         self.store.keyframes().rest();
-        if self.read_only || self.closed.load(Ordering::Acquire) {
+        if self.closed.load(Ordering::Acquire) {
             return (true, Ok(()));
+        }
+        if self.read_only {
+            // In memory: nobody who only looks is told what was true before a crash.
+            return (true, self.count_files(all));
         }
         let mut result = self.write_back_old();
         result = result.and(self.complete(|_| true));

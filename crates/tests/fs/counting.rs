@@ -68,6 +68,30 @@ fn the_background_counts_some_at_a_time() {
     assert_eq!(f.fs.statfs().unwrap().files, COUNT + 3, "stored");
 }
 
+// Goal: who only looks at a pool that was not closed is told how many inodes there are, once they have been counted, and nothing is written. Method: a
+// pool that is opened for reading only, a round of the background and then all of them.
+#[test]
+fn who_only_looks_has_them_counted() {
+    const COUNT: u64 = 40_000;
+    let f = unclosed(COUNT);
+    let device = Arc::new(f.device.snapshot());
+    let before = device.stats();
+    let options = OpenOptions {
+        store: StoreOptions { read_only: true, background: false, ..StoreOptions::default() },
+        dirty_bytes_max: 0,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![device.clone() as Arc<dyn Device>], options).unwrap().0;
+    fs.core().maintain_some().1.unwrap();
+    let (said, there) = counts(&fs);
+    assert!(there > COUNT && said < 10, "counted {said} in one round");
+    fs.maintain().unwrap();
+    assert_eq!(counts(&fs), (there, there));
+    fs.close().unwrap();
+    assert_eq!(device.stats().writes_count, before.writes_count);
+}
+
 /// A device that cannot read some blocks, or reads zeros there, and says how often it was asked for them.
 struct Bad {
     inner: Arc<MemoryDevice>,
