@@ -23,13 +23,13 @@ pub struct SubvolumeArgs {
 /// What can be done with subvolumes.
 #[derive(Subcommand, Debug)]
 pub enum SubvolumeVerb {
-    /// Make empty subvolumes; you must be allowed to write to the directory
+    /// Make empty subvolumes, as root or who mounted the pool; you must be allowed to write to the directory
     Create {
         /// Where there is nothing yet, in a mounted pool
         #[arg(value_name = "PATH", required = true)]
         paths: Vec<PathBuf>,
     },
-    /// Show all subvolumes of a pool, with the paths they have in it
+    /// Show all subvolumes of a pool, with the paths they have in it, to root and to who mounted it
     List {
         /// Anything inside a mount, or the file or device of a pool
         path: PathBuf,
@@ -39,8 +39,8 @@ pub enum SubvolumeVerb {
     },
     /// Delete subvolumes with all that is in them, but for those in which there are others
     ///
-    /// You must own the subvolume and be allowed to write to the directory it is in. What is open in it fails from then on
-    /// (ESTALE), and what is mounted in it is unmounted, as by umount -l. Space that nothing else shares comes back in the background,
+    /// You must be root, or the user who mounted the pool, own the subvolume and be allowed to write to the directory it is in. What is
+    /// open in it fails from then on (ESTALE), but that what the kernel has in its cache of an open file can still be read; and what is mounted in it is unmounted, as by umount -l. Space that nothing else shares comes back in the background,
     /// after the command has returned: who deletes until there is enough of it needs --wait.
     Delete {
         /// Subvolumes in a mounted pool
@@ -128,8 +128,8 @@ pub struct ExtentsArgs {
 ///
 /// It takes as long as what was changed is much, not what is in them. One line for each file or directory: A for one that NEW
 /// has and OLD has not, D for the reverse, R for a new name (of a directory: alone, whatever is in it), M for changes of data,
-/// size, permission bits, owner, time, flags (chattr) or extended attributes. A directory in which something was changed is not shown for
-/// that. Data that was written again counts as changed, also if it is the same. Other subvolumes inside are left out. While
+/// size, permission bits, owner, time, flags (chattr) or extended attributes. A directory of which nothing but
+/// the time differs is not shown: something in it was changed, or its time was set (--json lists both). Data that was written again counts as changed, also if it is the same. Other subvolumes inside are left out. While
 /// one of the two is being changed the answer may mix before and after: compare read-only snapshots.
 ///
 /// Exit status 0 whether something differs or not; 1 if the log of a pool that was not closed cannot be read to its end, so that what was
