@@ -459,3 +459,79 @@ fn an_inode_that_was_refused_first_is_counted_once() {
     f.reopen();
     f.check();
 }
+
+// Goal: who is refused has lost nothing, however many blocks are free: bytes, size, what is set aside, owner and capability are as before. Method: each call on a
+// file of its own that a snapshot shows, too, or not, with 0 to 23 blocks free; what may be done in part, from the front (cloning, and punching parts of blocks), is left out.
+#[test]
+fn who_is_refused_has_lost_nothing_with_few_blocks_free() {
+    let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
+    let given = SetAttr { uid: Some(7), mode: Some(0o600), ..SetAttr::default() };
+    let (keep, zero) = (Allocate::Reserve { keep_size: true }, Allocate::Zero { keep_size: false });
+    type Call<'a> = &'a dyn Fn(&Fixture, InodeId) -> varve_fs::internals::Result<()>;
+    let calls: [(&str, Call<'_>); 12] = [
+        ("longer", &|f, ino| f.fs.setattr(Caller::ROOT, ino, size(90_000)).map(drop)),
+        ("shorter", &|f, ino| f.fs.setattr(Caller::ROOT, ino, size(10_000)).map(drop)),
+        ("given away", &|f, ino| f.fs.setattr(Caller::ROOT, ino, given).map(drop)),
+        ("written over", &|f, ino| f.fs.write(Caller::ROOT, ino, 4096, &[7; 4096]).map(drop)),
+        ("written behind", &|f, ino| f.fs.write(Caller::ROOT, ino, 80_000, &[7; 10]).map(drop)),
+        ("allocated", &|f, ino| f.fs.fallocate(Caller::ROOT, ino, 16_384, 65_536, keep)),
+        ("zeroed", &|f, ino| f.fs.fallocate(Caller::ROOT, ino, 0, 65_536, zero)),
+        ("zeroed in part", &|f, ino| f.fs.fallocate(Caller::ROOT, ino, 100, 20_000, zero)),
+        ("punched", &|f, ino| f.fs.fallocate(Caller::ROOT, ino, 4096, 8192, Allocate::Punch)),
+        ("inserted", &|f, ino| f.fs.insert_range(Caller::ROOT, ino, 4096, 4096)),
+        ("collapsed", &|f, ino| f.fs.collapse_range(Caller::ROOT, ino, 4096, 4096)),
+        ("attributed", &|f, ino| f.fs.setxattr(ino, b"user.new", &[1; 3000], XattrMode::Set)),
+    ];
+    let (mut wrong, mut done, mut refusals) = (Vec::new(), 0, 0);
+    for (what, call) in calls {
+        for (shown, free) in
+            [false, true].into_iter().flat_map(|shown| (0..24).map(move |free| (shown, free)))
+        {
+            let f = Fixture::new(64 * MIB);
+            let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+            let ino = f.fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
+            f.write(ino, 0, &pattern(1, 20_480));
+            let ahead = Allocate::Reserve { keep_size: true };
+            f.fs.fallocate(Caller::ROOT, ino, 20_480, 8192, ahead).unwrap();
+            f.fs.setxattr(ino, CAPABILITY, b"all", XattrMode::Set).unwrap();
+            f.fs.sync().unwrap();
+            if shown {
+                f.fs.snapshot(sub, ROOT, b"snapshot", true, false).unwrap();
+                f.fs.create(Caller::ROOT, sub, b"new", 0o644).unwrap();
+                f.fs.sync().unwrap();
+            }
+            f.fs.checkpoint().unwrap();
+            f.fs.checkpoint().unwrap();
+            let held = f.fs.core().store.reserve(free, 0, 0).unwrap();
+            let taken = f.take_all();
+            drop(held);
+            let look = || {
+                let attr = f.fs.getattr(ino).unwrap();
+                let pieces = f.fs.map(ino, 0, 100).unwrap().pieces;
+                let kinds: Vec<_> =
+                    pieces.iter().map(|piece| (piece.offset, piece.len, piece.kind)).collect();
+                let has = f.fs.getxattr(ino, CAPABILITY).is_ok();
+                (attr.size, attr.uid, attr.mode, has, kinds, f.read_all(ino))
+            };
+            let before = look();
+            match call(&f, ino) {
+                Ok(()) => done += 1,
+                refusal => {
+                    refused(refusal, 28);
+                    refusals += 1;
+                    let mut after = look();
+                    let same_bytes = after.5 == before.5;
+                    if after != before {
+                        after.5.clear();
+                        wrong.push((what, shown, free, same_bytes, after));
+                    }
+                }
+            }
+            drop(taken);
+            f.fs.sync().unwrap();
+            f.check();
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:?}");
+    assert!(done > 100 && refusals > 100, "{done} done, {refusals} refused");
+}
