@@ -217,7 +217,15 @@ impl Source {
 
 /// Both subvolumes: paths in a mount if there is something, else POOL:/PATH of one pool.
 fn open(old: &OsStr, new: &OsStr) -> Result<(Source, u64, u64)> {
-    if let (Some(from), Some(to)) = (super::unmounted(old)?, super::unmounted(new)?) {
+    let places = (super::unmounted(old)?, super::unmounted(new)?);
+    if let (Some(place), None) | (None, Some(place)) = &places
+        && place.pool.exists()
+    {
+        bail!(
+            "{place} is a place in a pool as it lies on its device, and the other a path in a mount; give two of one kind, paths if the pool is mounted"
+        );
+    }
+    if let (Some(from), Some(to)) = places {
         let path = pool::resolve(&from.pool)?;
         if path != pool::resolve(&to.pool)? {
             bail!("they are in different pools, which share nothing");

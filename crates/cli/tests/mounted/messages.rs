@@ -152,6 +152,11 @@ fn what_is_no_pool_is_told() {
             "cannot compare full.img:/few and full.img:/: full.img:/few is neither a subvolume nor a snapshot; give two of \
              those that varve subvolume list full.img shows",
         ),
+        (
+            "diff full.img:/ dir",
+            "cannot compare full.img:/ and dir: full.img:/ is a place in a pool as it lies on its device, and the other a path \
+             in a mount; give two of one kind, paths if the pool is mounted",
+        ),
         ("sync dir", "dir is not inside a mounted pool; give the directory of a mount, or anything in it"),
         ("sync none", "cannot find none: there is no such file or directory"),
         (
