@@ -114,7 +114,7 @@ impl Drop for Scratch {
 const LEAVE_OTHERS: &str = r#"
 while read -r _ point kind _; do
     [ "$kind" != fuse.varve ] || umount --lazy "$(printf %b "$point")" || true
-done < /proc/self/mounts
+done <<< "$(cat /proc/self/mounts)"
 "#;
 
 /// `script` in mount and process namespaces of its own, which end with it.

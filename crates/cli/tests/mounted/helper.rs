@@ -10,10 +10,11 @@ use crate::harness::*;
 
 /// Before every script: `$V` is the program, `$S` the scratch directory, `$S/mnt` a mount point.
 const PRELUDE: &str = r#"
-# The pools of other tests, which this namespace has a copy of: it would keep who unmounts them waiting.
+# The pools of other tests, which this namespace has a copy of: it would keep who unmounts them waiting. The table is read before: bash goes
+# back to the end of a line, and the lines that follow have moved.
 while read -r _ point kind _; do
     [ "$kind" != fuse.varve ] || umount --lazy "$(printf %b "$point")" || true
-done < /proc/self/mounts
+done <<< "$(cat /proc/self/mounts)"
 fail() { echo "FAILED: $*" >&2; exit 1; }
 # refuses STATUS WORD COMMAND...: the command must fail so, with WORD in its message.
 refuses() {
