@@ -535,3 +535,37 @@ fn who_is_refused_has_lost_nothing_with_few_blocks_free() {
     assert!(wrong.is_empty(), "{wrong:?}");
     assert!(done > 100 && refusals > 100, "{done} done, {refusals} refused");
 }
+
+// Goal: a size and a mode that are set at once are both set, or neither. Method: a file is cut where the part that is kept for deleting has less and less left, in eighths.
+#[test]
+fn a_size_and_a_mode_are_set_together() {
+    let set = SetAttr { size: Some(100), mode: Some(0o600), ..SetAttr::default() };
+    let (mut done, data) = (0, pattern(1, 20_480));
+    for eighths in 0..=8 {
+        let f = Fixture::new(64 * MIB);
+        let ino = f.create(b"file");
+        f.write(ino, 0, &data);
+        f.fs.sync().unwrap();
+        f.fs.checkpoint().unwrap();
+        f.fs.checkpoint().unwrap();
+        let taken = f.take_all();
+        let all = f.fs.space().protected_bytes / 4096;
+        let kept = f.fs.core().store.reserve_again(all * eighths / 8, 0, 0).unwrap().unwrap();
+        let result = f.fs.setattr(Caller::ROOT, ino, set);
+        let attr = f.fs.getattr(ino).unwrap();
+        let seen = (attr.size, attr.mode & 0o7777, f.read_all(ino));
+        match result {
+            Ok(_) => {
+                done += 1;
+                assert!(seen == (100, 0o600, data[..100].to_vec()), "{eighths}: {:?}", (seen.0, seen.1));
+            }
+            refusal => {
+                refused(refusal, 28);
+                assert!(seen == (20_480, 0o644, data.clone()), "{eighths}: {:?}", (seen.0, seen.1));
+            }
+        }
+        drop((taken, kept));
+        f.check();
+    }
+    assert!((5..9).contains(&done), "{done}");
+}

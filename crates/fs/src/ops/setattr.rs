@@ -60,11 +60,6 @@ impl Core {
                 return Err(crate::FsError::Invalid);
             }
         }
-        if let (Some(_), Some(_)) = (set.size, set.mode) {
-            // First what may be refused. The times once more: a new size sets those of now, unless others are wanted.
-            self.setattr(caller, ino, SetAttr { size: set.size, ..SetAttr::default() })?;
-            return self.setattr(caller, ino, SetAttr { size: None, ..set });
-        }
         if let Some(size) = set.size {
             let frees = {
                 let state = self.state(ino);

@@ -146,6 +146,9 @@ impl Core {
             if !stays {
                 self.drop_capability(&change, &mut tx, ino, &mut record)?;
             }
+            if set.mode.is_some() {
+                self.acl_follows(&change, &mut tx, ino, inner, record.mode)?;
+            }
             self.put_record(&change, &mut tx, ino, inner, &mut record)?;
             if promised {
                 tx.spares_nothing();
