@@ -157,8 +157,12 @@ fn with_a_bad_leaf() -> (Fixture, Arc<Through<Bad>>, Filesystem) {
 }
 
 fn open(f: &Fixture, device: &Arc<Through<Bad>>) -> Filesystem {
+    open_as(f, device, false)
+}
+
+fn open_as(f: &Fixture, device: &Arc<Through<Bad>>, read_only: bool) -> Filesystem {
     let options = OpenOptions {
-        store: StoreOptions { background: false, ..StoreOptions::default() },
+        store: StoreOptions { read_only, background: false, ..StoreOptions::default() },
         dirty_bytes_max: MIB,
         clock: f.clock.clone(),
         on_data_logged: None,
@@ -167,7 +171,7 @@ fn open(f: &Fixture, device: &Arc<Through<Bad>>) -> Filesystem {
 }
 
 // Goal: inodes that are damaged are not counted over and over, and closing is no error. Method: a leaf that reads as zeros; the background
-// looks around many times, files come and go, and it is closed; then it is whole again and opened anew.
+// looks around many times, files come and go, and it is closed; the same when it is open for reading only; then it is whole again and opened anew.
 #[test]
 fn damaged_inodes_are_counted_once() {
     let (f, device, fs) = with_a_bad_leaf();
@@ -183,6 +187,11 @@ fn damaged_inodes_are_counted_once() {
     assert_eq!(counts_said(&fs), said + 1);
     fs.close().unwrap();
     assert_eq!(device.asked.load(Ordering::SeqCst), asked);
+    let looking = open_as(&f, &device, true);
+    (0..100).for_each(|_| looking.maintain().unwrap());
+    assert_eq!(counts_said(&looking), said + 1, "who only looks is told the last one");
+    assert_eq!(device.asked.load(Ordering::SeqCst), 2 * asked);
+    looking.close().unwrap();
     device.zeros.store(false, Ordering::SeqCst);
     let fs = open(&f, &device);
     assert_eq!(counts_said(&fs), said + 1, "about");
