@@ -71,7 +71,6 @@ impl Core {
         }
         // Who is refused has lost nothing.
         let (kept, mut at, mut stamped, mut places) = (Kept::default(), offset, false, None);
-        let mut zeroed = false;
         if let Allocate::Zero { keep_size } = how {
             match self.with_space(|| self.reserve_zeros(caller, &state, offset, end)) {
                 Err(error @ FsError::Engine(EngineError::NoSpace)) => {
@@ -83,10 +82,7 @@ impl Core {
                         return Err(error);
                     }
                 }
-                reserved => {
-                    *kept.borrow_mut() = Some(reserved?);
-                    zeroed = true;
-                }
+                reserved => *kept.borrow_mut() = Some(reserved?),
             }
         }
         // Of zeros that are written over this is a rest that others see by now, whose space is not looked for before.
@@ -101,7 +97,8 @@ impl Core {
             // That changes the ctime alone.
             stamped |= self.with_space(|| self.preallocate(caller, &state, at, end, &kept))? && !zeroes;
         }
-        drop((kept, places));
+        let promised = kept.take().is_some();
+        drop(places);
         if !stamped {
             self.with_space(|| self.stamp(caller, &state, zeroes))?;
         }
@@ -109,7 +106,7 @@ impl Core {
             let set = SetAttr::default();
             if self.read_lock(&state)?.size < end {
                 // What has been zeroed is lost: it is too late to refuse this.
-                self.with_space(|| self.set_size_if(caller, ino, end, &set, zeroed, |size| size < end))?;
+                self.with_space(|| self.set_size_if(caller, ino, end, &set, promised, |size| size < end))?;
             }
         }
         if waits { self.throttle(false) } else { Ok(()) }
